@@ -1,0 +1,157 @@
+/* sql/pg_tandem--0.1.0.sql */
+
+-- complain if script is sourced in psql, rather than via CREATE EXTENSION
+\echo Use "CREATE EXTENSION pg_tandem" to load this file. \quit
+
+-- Created here rather than through the control file: CREATE EXTENSION must
+-- fail when somebody else already owns a schema of this name.
+CREATE SCHEMA tandem;
+GRANT USAGE ON SCHEMA tandem TO PUBLIC;
+
+/* ---- what this server is ------------------------------------------------ */
+
+CREATE FUNCTION tandem.library_version() RETURNS text
+AS 'MODULE_PATHNAME', 'tandem_library_version' LANGUAGE C STABLE STRICT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION tandem.library_version() IS
+'version of the library this server has loaded';
+
+/* ---- wire functions: called by the other node --------------------------- */
+
+-- One standby cycle: takes or moves the standby's hold, then returns the
+-- eligible slots and every snapshot and mapping file the standby lacks.
+CREATE FUNCTION tandem.source_slots(
+	protocol integer,
+	standby text,
+	relied_hold xid,
+	saved_xmin xid,
+	snapshots bytea,
+	mappings text[],
+	OUT kind "char",
+	OUT name text,
+	OUT database name,
+	OUT plugin name,
+	OUT flags integer,
+	OUT restart_lsn pg_lsn,
+	OUT confirmed_lsn pg_lsn,
+	OUT two_phase_at pg_lsn,
+	OUT catalog_xmin xid,
+	OUT content bytea)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_source_slots' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.source_slots(integer, text, xid, xid, bytea, text[]) IS
+'called by a standby: failover slots and the files that differ there';
+
+-- Part of one WAL segment or timeline history file.
+CREATE FUNCTION tandem.source_wal(file text, start bigint, length integer)
+RETURNS bytea
+AS 'MODULE_PATHNAME', 'tandem_source_wal' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.source_wal(text, bigint, integer) IS
+'called by a standby: part of a WAL segment or timeline history file';
+
+REVOKE ALL ON FUNCTION tandem.source_slots(integer, text, xid, xid, bytea, text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.source_wal(text, bigint, integer) FROM PUBLIC;
+
+/* ---- failover slots ----------------------------------------------------- */
+
+CREATE FUNCTION tandem.slots_status(
+	OUT slot_name name,
+	OUT database name,
+	OUT plugin name,
+	OUT state text,
+	OUT reason text,
+	OUT hint text,
+	OUT restart_lsn pg_lsn,
+	OUT confirmed_lsn pg_lsn,
+	OUT catalog_xmin xid,
+	OUT primary_restart_lsn pg_lsn,
+	OUT primary_confirmed_lsn pg_lsn,
+	OUT primary_catalog_xmin xid,
+	OUT last_sync timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_slots_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 100;
+
+CREATE VIEW tandem.slots AS SELECT * FROM tandem.slots_status();
+COMMENT ON VIEW tandem.slots IS
+'one row a failover slot: is it ready here, and if not why and what to do';
+
+CREATE FUNCTION tandem.sync_slots() RETURNS SETOF tandem.slots
+AS 'MODULE_PATHNAME', 'tandem_sync_slots' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE ROWS 100;
+COMMENT ON FUNCTION tandem.sync_slots() IS
+'runs one slot sync cycle now and waits for it; standby only';
+
+CREATE FUNCTION tandem.failover_ready(OUT ready boolean, OUT reason text, OUT hint text)
+RETURNS record
+AS 'MODULE_PATHNAME', 'tandem_failover_ready' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION tandem.failover_ready() IS
+'would promoting this standby now lose nothing of any failover slot?';
+
+CREATE FUNCTION tandem.sync_status_row(
+	OUT role text,
+	OUT worker_pid integer,
+	OUT primary_slot_name name,
+	OUT hold_name name,
+	OUT hold_xmin xid,
+	OUT cycles bigint,
+	OUT failed_cycles bigint,
+	OUT last_cycle timestamptz,
+	OUT last_success timestamptz,
+	OUT cycle_ms float8,
+	OUT cycle_cpu_ms float8,
+	OUT bytes_sent bigint,
+	OUT bytes_received bigint,
+	OUT slots_created integer,
+	OUT slots_moved integer,
+	OUT slots_saved integer,
+	OUT slots_dropped bigint,
+	OUT files_installed bigint,
+	OUT wal_fetched bigint,
+	OUT restart_lag bigint,
+	OUT error text,
+	OUT hint text)
+RETURNS record
+AS 'MODULE_PATHNAME', 'tandem_sync_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED;
+
+CREATE VIEW tandem.sync_status AS SELECT * FROM tandem.sync_status_row();
+COMMENT ON VIEW tandem.sync_status IS
+'one row: the slot sync worker of this server and its last cycle';
+
+/* ---- standbys, seen from the primary ------------------------------------ */
+
+CREATE FUNCTION tandem.standbys_status(
+	OUT slot_name name,
+	OUT slot_exists boolean,
+	OUT connected boolean,
+	OUT pid integer,
+	OUT flush_lsn pg_lsn,
+	OUT in_gate boolean,
+	OUT hold_xmin xid,
+	OUT hold_age bigint,
+	OUT hold_reported timestamptz,
+	OUT warning text,
+	OUT hint text)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_standbys_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 10;
+
+CREATE VIEW tandem.standbys AS SELECT * FROM tandem.standbys_status();
+COMMENT ON VIEW tandem.standbys IS
+'one row a physical slot or name listed in a setting: what it has confirmed, what waits for it';
+
+CREATE FUNCTION tandem.drop_hold(standby text) RETURNS void
+AS 'MODULE_PATHNAME', 'tandem_drop_hold' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.drop_hold(text) IS
+'ends at once what the primary holds for a standby; argument is the standby''s primary_slot_name';
+
+/* ---- privileges ---------------------------------------------------------- */
+
+REVOKE ALL ON FUNCTION tandem.slots_status() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.sync_slots() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.failover_ready() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.sync_status_row() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.standbys_status() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.drop_hold(text) FROM PUBLIC;
+
+-- A view checks the caller's right to execute the function beneath it.
+GRANT EXECUTE ON FUNCTION
+	tandem.slots_status(), tandem.failover_ready(), tandem.sync_status_row(),
+	tandem.standbys_status() TO pg_monitor;
+GRANT SELECT ON tandem.slots, tandem.sync_status, tandem.standbys TO pg_monitor;

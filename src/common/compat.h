@@ -1,0 +1,30 @@
+/*-------------------------------------------------------------------------
+ *
+ * compat.h
+ *	  Every difference between the server versions we build for.
+ *
+ * Code elsewhere has no version conditionals; it asks for a capability named
+ * here.  Supported: 15, 16, 17, 18.
+ *
+ * src/common/compat.h
+ *-------------------------------------------------------------------------
+ */
+#ifndef TANDEM_COMPAT_H
+#define TANDEM_COMPAT_H
+
+#include "pg_config.h"
+
+#if PG_VERSION_NUM < 150000
+#error "pg_tandem needs PostgreSQL 15 or newer"
+#endif
+
+/* Version number that opens pg_logical/snapshots files (snapbuild.c). */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_SNAPBUILD_VERSION 6
+#elif PG_VERSION_NUM >= 160000
+#define TANDEM_SNAPBUILD_VERSION 5
+#else
+#define TANDEM_SNAPBUILD_VERSION 4
+#endif
+
+#endif							/* TANDEM_COMPAT_H */

@@ -1,0 +1,179 @@
+/*-------------------------------------------------------------------------
+ *
+ * settings.c
+ *	  The one place where the settings of pg_tandem are listed.
+ *
+ * Names, defaults and meanings are an interface: docs/settings.md has the
+ * same list.  Settings named tandem.debug_... are for tests; they are hidden
+ * from SHOW ALL and from the sample.
+ *
+ * Called once by _PG_init.
+ *
+ * src/common/settings.c
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fnmatch.h>
+#include <limits.h>
+
+#include "utils/guc.h"
+
+#include "common/settings.h"
+#include "common/standby.h"
+
+char	   *tandem_database;
+bool		tandem_sync_slots_enabled;
+char	   *tandem_failover_slots;
+int			tandem_slot_sync_interval;
+char	   *tandem_primary_conninfo;
+int			tandem_wal_fetch_limit;
+int			tandem_hold_timeout;
+char	   *tandem_standby_slots;
+bool		tandem_debug_ship_snapshots;
+
+#define PATTERN_SPACE " \t\n\r"
+
+/*
+ * Steps through a comma separated list of patterns.  Returns the next
+ * element, without the white space around it, in *start and *len (which may
+ * be zero), or false at the end.  The very first call passes *next = list.
+ */
+static bool
+next_pattern(const char **next, const char **start, size_t *len)
+{
+	const char *p = *next;
+	size_t		n;
+
+	if (p == NULL)
+		return false;
+	n = strcspn(p, ",");
+	*next = p[n] == ',' ? p + n + 1 : NULL;
+
+	while (n > 0 && strchr(PATTERN_SPACE, *p) != NULL)
+		p++, n--;
+	while (n > 0 && strchr(PATTERN_SPACE, p[n - 1]) != NULL)
+		n--;
+	*start = p;
+	*len = n;
+	return true;
+}
+
+/* check_hook of tandem.failover_slots */
+static bool
+check_failover_slots(char **newval, void **extra, GucSource source)
+{
+	const char *next = *newval;
+	const char *start;
+	size_t		len;
+
+	if (strspn(*newval, PATTERN_SPACE) == strlen(*newval))
+		return true;			/* no slot at all */
+
+	while (next_pattern(&next, &start, &len))
+	{
+		size_t		ok = strspn(start, "abcdefghijklmnopqrstuvwxyz0123456789_*?");
+
+		if (len == 0)
+		{
+			GUC_check_errdetail("The list has an empty element.");
+			GUC_check_errhint("Write patterns separated by single commas, such as \"app_*, billing\".");
+			return false;
+		}
+		if (ok < len)
+		{
+			GUC_check_errdetail("Pattern \"%.*s\" has the character \"%c\", which no slot name has.",
+								(int) len, start, start[ok]);
+			GUC_check_errhint("Patterns consist of lower case letters, digits, underscores and the wildcards * and ?, separated by commas.");
+			return false;
+		}
+		if (len >= NAMEDATALEN)
+		{
+			GUC_check_errdetail("Pattern \"%.*s\" is longer than a slot name can be.",
+								(int) len, start);
+			return false;
+		}
+	}
+	return true;
+}
+
+/*
+ * Is this slot one that standbys keep?  Reads tandem.failover_slots; takes no
+ * lock and raises nothing.
+ */
+bool
+tandem_failover_slot_matches(const char *slot_name)
+{
+	const char *next = tandem_failover_slots;
+	const char *start;
+	size_t		len;
+
+	while (next_pattern(&next, &start, &len))
+	{
+		char		pattern[NAMEDATALEN];
+
+		if (len == 0 || len >= NAMEDATALEN)
+			continue;
+		memcpy(pattern, start, len);
+		pattern[len] = '\0';
+		if (fnmatch(pattern, slot_name, 0) == 0)
+			return true;
+	}
+	return false;
+}
+
+void
+tandem_define_settings(void)
+{
+	DefineCustomStringVariable("tandem.database",
+							   "Database in which the extension serves failover slots.",
+							   NULL,
+							   &tandem_database, "postgres",
+							   PGC_POSTMASTER, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("tandem.sync_slots",
+							 "On a standby, keeps the primary's failover slots.",
+							 NULL,
+							 &tandem_sync_slots_enabled, true,
+							 PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("tandem.failover_slots",
+							   "On a primary, name patterns of the logical slots that standbys keep.",
+							   "Comma separated; * and ? are wildcards.",
+							   &tandem_failover_slots, "*",
+							   PGC_SIGHUP, 0, check_failover_slots, NULL, NULL);
+	DefineCustomIntVariable("tandem.slot_sync_interval",
+							"Pause between two cycles of the slot sync worker.",
+							"Cycles that moved nothing may stretch it up to ten times.",
+							&tandem_slot_sync_interval, 1000, 10, 3600 * 1000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomStringVariable("tandem.primary_conninfo",
+							   "On a standby, how to reach tandem.database on the primary.",
+							   "Empty means to use primary_conninfo with tandem.database as dbname.",
+							   &tandem_primary_conninfo, "",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
+	DefineCustomIntVariable("tandem.wal_fetch_limit",
+							"On a standby, most WAL fetched for slots older than it.",
+							NULL,
+							&tandem_wal_fetch_limit, 1024, 0, INT_MAX / 2,
+							PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+	DefineCustomIntVariable("tandem.hold_timeout",
+							"On a primary, a standby's hold on catalog rows ends after this silence.",
+							"0 means never.",
+							&tandem_hold_timeout, 24 * 3600, 0, INT_MAX,
+							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomStringVariable("tandem.standby_slots",
+							   "On a primary, logical walsenders send nothing that these standbys have not flushed.",
+							   "Physical slots: \"a, b\", \"ANY n (a, b)\" or \"FIRST n (a, b)\".",
+							   &tandem_standby_slots, "",
+							   PGC_SIGHUP, 0,
+							   tandem_check_standby_list, tandem_assign_standby_slots, NULL);
+
+	DefineCustomBoolVariable("tandem.debug_ship_snapshots",
+							 "Developer setting: off copies slot positions without snapshots or proof.",
+							 NULL,
+							 &tandem_debug_ship_snapshots, true,
+							 PGC_SIGHUP,
+							 GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
+							 NULL, NULL, NULL);
+
+	MarkGUCPrefixReserved("tandem");
+}

@@ -1,0 +1,21 @@
+/*-------------------------------------------------------------------------
+ *
+ * gate.c
+ *	  Holding logical walsenders back.
+ *
+ * src/slots/gate.c
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "slots/gate.h"
+
+void
+tandem_gate_init(void)
+{
+}
+
+void
+tandem_gate_set_shutdown(bool shutting_down)
+{
+}
