@@ -19,3 +19,9 @@ void
 tandem_gate_set_shutdown(bool shutting_down)
 {
 }
+
+bool
+tandem_gate_blocked(const char **reason, const char **hint)
+{
+	return false;
+}

@@ -17,4 +17,10 @@ extern void tandem_gate_init(void);
  */
 extern void tandem_gate_set_shutdown(bool shutting_down);
 
+/*
+ * Does a listed standby slot that doesn't exist, is logical or is invalid hold
+ * everything back?  If so, *reason and *hint (palloc'd) say which.
+ */
+extern bool tandem_gate_blocked(const char **reason, const char **hint);
+
 #endif							/* TANDEM_GATE_H */
