@@ -1,0 +1,65 @@
+/*-------------------------------------------------------------------------
+ *
+ * command.h
+ *	  What every subcommand of "tandem" gets and gives back.
+ *
+ * cli/command.h
+ *-------------------------------------------------------------------------
+ */
+#ifndef TANDEM_COMMAND_H
+#define TANDEM_COMMAND_H
+
+#include "postgres_fe.h"
+
+#include "common/logging.h"
+#include "fe_utils/simple_list.h"
+
+/* Exit codes; documented in docs/command.md. */
+#define EXIT_HEALTHY		0
+#define EXIT_ATTENTION		1	/* also: an action failed */
+#define EXIT_USAGE			2
+#define EXIT_UNREACHABLE	3
+
+/* Which of the options below a subcommand takes, as a bit mask. */
+#define TAKES_JSON		0x01
+#define TAKES_WATCH		0x02
+#define TAKES_READY		0x04
+#define TAKES_YES		0x08
+#define TAKES_DRY_RUN	0x10
+
+typedef struct Options
+{
+	/* connection; NULL where not given */
+	const char *dbname;			/* a name or a connection string */
+	const char *host;
+	const char *port;
+	const char *user;
+	bool		never_password; /* -w */
+	bool		force_password; /* -W */
+	SimpleStringList nodes;		/* each --node, a connection string */
+	bool		discover;		/* also ask the servers that nodes follow */
+	int			timeout_ms;		/* for connecting and for each answer */
+
+	bool		json;
+	double		watch;			/* seconds between screens, 0 = once */
+	bool		ready;
+	bool		yes;
+	bool		dry_run;
+} Options;
+
+typedef struct Command
+{
+	const char *name;
+	int			takes;			/* TAKES_... */
+	const char *synopsis;		/* the options that only this one has */
+	const char *summary;		/* one line, for "tandem --help" */
+	const char *help;			/* what "tandem NAME --help" adds */
+	int			(*run) (const Options *options);	/* returns the exit code */
+} Command;
+
+extern const Command status_command;
+extern const Command doctor_command;
+extern const Command slots_command;
+extern const Command uninstall_command;
+
+#endif							/* TANDEM_COMMAND_H */

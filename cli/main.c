@@ -1,0 +1,271 @@
+/*-------------------------------------------------------------------------
+ *
+ * main.c
+ *	  The command "tandem": finds the subcommand and reads its options.
+ *
+ * Each subcommand lives in a file of its own, together with its help; the
+ * table below is the only place that knows them all.
+ *
+ * Errors go to standard error: one sentence, then a hint.  Wrong usage exits
+ * with 2.
+ *
+ * cli/main.c
+ *-------------------------------------------------------------------------
+ */
+#include "postgres_fe.h"
+
+#include <locale.h>
+#include <math.h>
+
+#include "command.h"
+#include "getopt_long.h"
+#include "text.h"
+
+static const Command *const commands[] = {
+	&status_command,
+	&doctor_command,
+	&slots_command,
+	&uninstall_command,
+	NULL
+};
+
+enum
+{
+	OPT_NODE = 256,
+	OPT_NO_DISCOVER,
+	OPT_TIMEOUT,
+	OPT_JSON,
+	OPT_WATCH,
+	OPT_READY,
+	OPT_YES,
+	OPT_DRY_RUN
+};
+
+static const struct
+{
+	int			takes;			/* 0 = every subcommand */
+	struct option option;
+	const char *help;
+}			option_table[] = {
+	{TAKES_JSON, {"json", no_argument, NULL, OPT_JSON},
+	"      --json               print one JSON object"},
+	{TAKES_WATCH, {"watch", required_argument, NULL, OPT_WATCH},
+	"      --watch=SECONDS      print it again every SECONDS until Ctrl-C"},
+	{TAKES_READY, {"ready", no_argument, NULL, OPT_READY},
+	"      --ready              only say whether a failover now would lose nothing"},
+	{TAKES_YES, {"yes", no_argument, NULL, OPT_YES},
+	"      --yes                don't ask for confirmation"},
+	{TAKES_DRY_RUN, {"dry-run", no_argument, NULL, OPT_DRY_RUN},
+	"      --dry-run            show what would be done, change nothing"},
+
+	{0, {"host", required_argument, NULL, 'h'},
+	"  -h, --host=HOSTNAME      server host or socket directory"},
+	{0, {"port", required_argument, NULL, 'p'},
+	"  -p, --port=PORT          server port"},
+	{0, {"username", required_argument, NULL, 'U'},
+	"  -U, --username=USERNAME  user name to connect as"},
+	{0, {"dbname", required_argument, NULL, 'd'},
+	"  -d, --dbname=DBNAME      database name or connection string"},
+	{0, {"no-password", no_argument, NULL, 'w'},
+	"  -w, --no-password        never ask for a password"},
+	{0, {"password", no_argument, NULL, 'W'},
+	"  -W, --password           ask for a password first"},
+	{0, {"node", required_argument, NULL, OPT_NODE},
+	"      --node=CONNINFO      one more server of the topology (may be repeated)"},
+	{0, {"no-discover", no_argument, NULL, OPT_NO_DISCOVER},
+	"      --no-discover        don't look for the primary of a standby"},
+	{0, {"timeout", required_argument, NULL, OPT_TIMEOUT},
+	"      --timeout=SECONDS    longest wait for a connection or an answer (default 5)"},
+};
+
+static void
+print_help(void)
+{
+	printf(_("tandem looks after failover slots of PostgreSQL servers that run pg_tandem.\n\n"));
+	printf(_("Usage:\n  tandem COMMAND [OPTION]...\n\nCommands:\n"));
+	for (int i = 0; commands[i] != NULL; i++)
+		printf("  %-11s %s\n", commands[i]->name, commands[i]->summary);
+	printf(_("\nOptions:\n"
+			 "  -V, --version    print the version, then exit\n"
+			 "  -?, --help       print this help, then exit; after a COMMAND, the help of that command\n"
+			 "\nExit codes:\n"
+			 "  0 healthy or done, 1 needs attention or failed, 2 wrong usage, 3 a node is unreachable\n"));
+}
+
+static void
+print_command_help(const Command *command)
+{
+	printf(_("tandem %s: %s\n\n"), command->name, command->summary);
+	printf(_("Usage:\n  tandem %s %s [CONNECTION OPTION]...\n\n%s\n"),
+		   command->name, command->synopsis, command->help);
+	printf(_("Options:\n"));
+	for (int i = 0; i < lengthof(option_table); i++)
+		if (option_table[i].takes & command->takes)
+			printf("%s\n", option_table[i].help);
+	printf(_("  -?, --help               print this help, then exit\n"
+			 "\nConnection options:\n"));
+	for (int i = 0; i < lengthof(option_table); i++)
+		if (option_table[i].takes == 0)
+			printf("%s\n", option_table[i].help);
+	printf(_("\nThe environment (PGHOST, PGPORT, PGUSER, PGSERVICE, ...), service files and .pgpass count as\n"
+			 "for psql.  What a --node does not say is taken from -U and -d.\n"));
+}
+
+static void
+usage_error(const Command *command)
+{
+	if (command)
+		pg_log_error_hint("Try \"tandem %s --help\" for more information.", command->name);
+	else
+		pg_log_error_hint("Try \"tandem --help\" for more information.");
+	exit(EXIT_USAGE);
+}
+
+/* A positive number of seconds up to a day, or wrong usage. */
+static double
+parse_seconds(const Command *command, const char *option, const char *arg, double least)
+{
+	char	   *end;
+	double		seconds;
+
+	errno = 0;
+	seconds = strtod(arg, &end);
+	if (errno != 0 || end == arg || *end != '\0' ||
+		isnan(seconds) || seconds < least || seconds > 86400)
+	{
+		pg_log_error("\"%s\" is not a valid value of --%s", text_clean(arg), option);
+		pg_log_error_hint("Give seconds between %g and 86400.", least);
+		exit(EXIT_USAGE);
+	}
+	return seconds;
+}
+
+static void
+parse_options(const Command *command, int argc, char **argv, Options *options)
+{
+	struct option long_options[lengthof(option_table) + 2];
+	int			n = 0;
+	int			c;
+
+	/* An option that this command doesn't take is unknown to it. */
+	for (int i = 0; i < lengthof(option_table); i++)
+		if (option_table[i].takes == 0 || (option_table[i].takes & command->takes))
+			long_options[n++] = option_table[i].option;
+	long_options[n++] = (struct option) {"help", no_argument, NULL, '?'};
+	long_options[n] = (struct option) {NULL, 0, NULL, 0};
+
+	while ((c = getopt_long(argc, argv, "h:p:U:d:wW", long_options, NULL)) != -1)
+	{
+		switch (c)
+		{
+			case 'h':
+				options->host = optarg;
+				break;
+			case 'p':
+				options->port = optarg;
+				break;
+			case 'U':
+				options->user = optarg;
+				break;
+			case 'd':
+				options->dbname = optarg;
+				break;
+			case 'w':
+				options->never_password = true;
+				break;
+			case 'W':
+				options->force_password = true;
+				break;
+			case OPT_NODE:
+				simple_string_list_append(&options->nodes, optarg);
+				break;
+			case OPT_NO_DISCOVER:
+				options->discover = false;
+				break;
+			case OPT_TIMEOUT:
+				options->timeout_ms = (int) (1000 * parse_seconds(command, "timeout", optarg, 1));
+				break;
+			case OPT_JSON:
+				options->json = true;
+				break;
+			case OPT_WATCH:
+				options->watch = parse_seconds(command, "watch", optarg, 0.1);
+				break;
+			case OPT_READY:
+				options->ready = true;
+				break;
+			case OPT_YES:
+				options->yes = true;
+				break;
+			case OPT_DRY_RUN:
+				options->dry_run = true;
+				break;
+			default:
+				/* getopt_long has named the wrong option */
+				usage_error(command);
+		}
+	}
+	if (optind < argc)
+	{
+		pg_log_error("too many arguments: \"%s\" is one too many", text_clean(argv[optind]));
+		usage_error(command);
+	}
+	if (options->never_password && options->force_password)
+	{
+		pg_log_error("options -w and -W can't be used together");
+		usage_error(command);
+	}
+}
+
+int
+main(int argc, char **argv)
+{
+	const Command *command = NULL;
+	Options		options = {.discover = true,.timeout_ms = 5000};
+
+	pg_logging_init(argv[0]);
+	set_pglocale_pgservice(argv[0], PG_TEXTDOMAIN("tandem"));
+	text_init();
+
+	if (argc < 2)
+	{
+		pg_log_error("no command given");
+		usage_error(NULL);
+	}
+	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-?") == 0 ||
+		strcmp(argv[1], "help") == 0)
+	{
+		print_help();
+		return EXIT_HEALTHY;
+	}
+	if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0)
+	{
+		printf("tandem (pg_tandem) %s\n", TANDEM_VERSION);
+		return EXIT_HEALTHY;
+	}
+
+	for (int i = 0; commands[i] != NULL; i++)
+		if (strcmp(argv[1], commands[i]->name) == 0)
+			command = commands[i];
+	if (command == NULL)
+	{
+		pg_log_error("\"%s\" is not a command of tandem", text_clean(argv[1]));
+		pg_log_error_hint("The first argument names the command; try \"tandem --help\".");
+		exit(EXIT_USAGE);
+	}
+
+	for (int i = 2; i < argc; i++)
+	{
+		if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-?") == 0)
+		{
+			print_command_help(command);
+			return EXIT_HEALTHY;
+		}
+		if (strcmp(argv[i], "--") == 0)
+			break;
+	}
+
+	/* the command's name takes the place of argv[0] */
+	parse_options(command, argc - 1, argv + 1, &options);
+	return command->run(&options);
+}
