@@ -1,34 +1,53 @@
 # pg_tandem: one extension and one command
 #
-#   make            build          make check   install what is missing, test
-#   make install    install        make demo    a failover in two minutes
+#   make              build                make install      install into the server
+#   make check        test                 make demo         a failover in two minutes
+#   make bench-slots  measure              make lint, format, clean
 #
-# PG_CONFIG=/path/to/pg_config   the server to build for
-# CASSERT=1                      assertions in our code
-# SANITIZE=1                     address and undefined-behaviour sanitizers
+# check, demo and bench-slots need no "make install" and change nothing that is
+# installed: they run servers from a private copy of the installation in a
+# temporary folder, as user postgres when make runs as root.  As root they also
+# install the Debian packages that are missing; otherwise they name them.
+#
+#   PG_CONFIG=/path/to/pg_config   the server to build for
+#   CASSERT=1                      assertions in our code
+#   SANITIZE=1                     address and undefined-behaviour sanitizers
+#   WERROR=1                       warnings are errors
+#   PROVE_TESTS="test/t/001*.pl"   only these tests
+#   SIZE=full                      benchmarks at full size
+#
+# How the library and the command are compiled: build-aux/pgxs.mk
 
-EXTENSION = pg_tandem
-MODULE_big = pg_tandem
-DATA = sql/pg_tandem--0.1.0.sql
-TANDEM_VERSION = 0.1.0
+PG_CONFIG ?= $(shell build-aux/packages pg-config)
+export PG_CONFIG PROVE_TESTS PROVE_FLAGS CASSERT SANITIZE WERROR SIZE
 
-SERVER_SRC = $(sort $(wildcard src/*.c src/*/*.c))
-OBJS = $(SERVER_SRC:.c=.o)
-SERVER_HEADERS = $(sort $(wildcard src/*.h src/*/*.h))
+BUILD = $(MAKE) --no-print-directory -f build-aux/pgxs.mk
 
-CLI_SRC = $(sort $(wildcard cli/*.c cli/*/*.c))
-CLI_OBJS = $(CLI_SRC:.c=.o)
-CLI_HEADERS = $(sort $(wildcard cli/*.h cli/*/*.h))
-CLI_PROGRAM = $(if $(CLI_SRC),cli/tandem)
+.PHONY: all install uninstall installcheck clean check demo bench-slots lint format
+all install uninstall installcheck:
+	@build-aux/packages require build
+	@$(BUILD) $@
 
-PG_CPPFLAGS = -I$(CURDIR)/src -I$(shell $(PG_CONFIG) --includedir) -DTANDEM_VERSION='"$(TANDEM_VERSION)"'
-PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
-SHLIB_LINK = -lpq
-EXTRA_CLEAN = cli/tandem $(CLI_OBJS) $(OBJS:.o=.bc) tmp_check
-override with_llvm = no
+check:
+	@build-aux/packages install build test
+	@build-aux/with-server build-aux/run-tests
 
-PG_CONFIG ?= pg_config
-PGXS := $(shell $(PG_CONFIG) --pgxs)
-include $(PGXS)
+demo:
+	@build-aux/packages install build
+	@build-aux/with-server demo/demo.sh
 
-$(OBJS): $(SERVER_HEADERS)
+bench-slots:
+	@build-aux/packages install build test bench
+	@build-aux/with-server bench/slots.pl
+
+lint:
+	@build-aux/packages install build test lint
+	@build-aux/lint
+
+format:
+	@build-aux/packages install format
+	clang-format -i $(wildcard src/*.[ch] src/*/*.[ch] cli/*.[ch] cli/*/*.[ch])
+
+clean:
+	rm -rf pg_tandem.so libpg_tandem.a libpg_tandem.pc cli/tandem .build-flags tmp_check
+	find src cli -name '*.o' -delete
