@@ -36,6 +36,7 @@ tandem_shmem_request(void)
 		prev_shmem_request_hook();
 
 	tandem_standby_shmem_request();
+	tandem_gate_shmem_request();
 	tandem_slots_shmem_request();
 }
 
@@ -46,6 +47,7 @@ tandem_shmem_startup(void)
 		prev_shmem_startup_hook();
 
 	tandem_standby_shmem_startup();
+	tandem_gate_shmem_startup();
 	tandem_slots_shmem_startup();
 }
 

@@ -27,4 +27,27 @@
 #define TANDEM_SNAPBUILD_VERSION 4
 #endif
 
+/* Memory for the "extra" of a setting. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_GUC_MALLOC(size) guc_malloc(LOG, size)
+#else
+#define TANDEM_GUC_MALLOC(size) malloc(size)
+#endif
+
+/* Has this slot lost WAL or rows that it needs?  Caller holds slot->mutex. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_SLOT_INVALIDATED(slot) ((slot)->data.invalidated != RS_INVAL_NONE)
+#else
+#define TANDEM_SLOT_INVALIDATED(slot) \
+	((slot)->data.invalidated_at != InvalidXLogRecPtr && \
+	 (slot)->data.restart_lsn == InvalidXLogRecPtr)
+#endif
+
+/* This process's number among all PGPROCs. */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_MY_PROCNO MyProcNumber
+#else
+#define TANDEM_MY_PROCNO (MyProc->pgprocno)
+#endif
+
 #endif							/* TANDEM_COMPAT_H */
