@@ -821,9 +821,3 @@ tandem_gate_init(void)
 	prev_object_access_hook = object_access_hook;
 	object_access_hook = gate_object_access;
 }
-
-bool
-tandem_gate_blocked(const char **reason, const char **hint)
-{
-	return false;
-}

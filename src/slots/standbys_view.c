@@ -73,7 +73,7 @@ collect_rows(void)
 	int			prefix = strlen(TANDEM_HOLD_PREFIX);
 	List	   *rows = NIL;
 
-	/* palloc under an LWLock is fine, a spinlock would not be */
+
 	LWLockAcquire(ReplicationSlotControlLock, LW_SHARED);
 	for (int i = 0; i < max_replication_slots; i++)
 	{
@@ -106,7 +106,7 @@ collect_rows(void)
 
 /* Transactions begun since xid; how far a hold keeps vacuum back. */
 static int64
-xid_age(TransactionId xid)
+transactions_since(TransactionId xid)
 {
 	return (int32) (XidFromFullTransactionId(ReadNextFullTransactionId()) - xid);
 }
@@ -154,10 +154,10 @@ judge(StandbyRow *row, TandemStandbyState *state, bool listed,
 		appendStringInfo(hint, "If the standby is gone, run SELECT tandem.drop_hold('%s').", name);
 	}
 	else if (row->has_hold && TransactionIdIsNormal(row->hold_xmin) &&
-			 xid_age(row->hold_xmin) > autovacuum_freeze_max_age / 2)
+			 transactions_since(row->hold_xmin) > autovacuum_freeze_max_age / 2)
 	{
 		appendStringInfo(warning, "its hold keeps vacuum back by %lld transactions",
-						 (long long) xid_age(row->hold_xmin));
+						 (long long) transactions_since(row->hold_xmin));
 		appendStringInfo(hint, "Let the standby sync its slots, or run SELECT tandem.drop_hold('%s') before autovacuum can't prevent wraparound any more.", name);
 	}
 	else if (row->is_slot && state->problem == TANDEM_STANDBY_INVALIDATED)
@@ -209,7 +209,7 @@ tandem_standbys_status(PG_FUNCTION_ARGS)
 		values[5] = BoolGetDatum(listed);
 		values[6] = TransactionIdGetDatum(row->hold_xmin);
 		nulls[6] = !TransactionIdIsValid(row->hold_xmin);
-		values[7] = Int64GetDatum(nulls[6] ? 0 : xid_age(row->hold_xmin));
+		values[7] = Int64GetDatum(nulls[6] ? 0 : transactions_since(row->hold_xmin));
 		nulls[7] = nulls[6];
 		values[8] = TimestampTzGetDatum(reported);
 		nulls[8] = reported == 0;
