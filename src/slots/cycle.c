@@ -255,6 +255,34 @@ plugin_present(const char *plugin)
 	return stat(file, &st) == 0;
 }
 
+/*
+ * What to do about an error of the connection or the query that comes without
+ * a hint of its own; null if it isn't one of those.
+ */
+static const char *
+connection_hint(int sqlerrcode)
+{
+	const char *database = tandem_primary_conninfo[0] ? "the database of tandem.primary_conninfo" :
+		tandem_database;
+
+	switch (sqlerrcode)
+	{
+		case ERRCODE_SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION:
+			return psprintf("Check host, role and password, and that the primary's pg_hba.conf lets this role connect to database \"%s\" (an entry for \"replication\" does not cover it).",
+							database);
+		case ERRCODE_UNDEFINED_SCHEMA:
+		case ERRCODE_UNDEFINED_FUNCTION:
+			return psprintf("On the primary, run CREATE EXTENSION pg_tandem in database \"%s\".",
+							database);
+		case ERRCODE_UNDEFINED_FILE:
+			return "Install pg_tandem on the primary.";
+		case ERRCODE_INSUFFICIENT_PRIVILEGE:
+			return "The role needs REPLICATION and, on the primary, GRANT EXECUTE ON FUNCTION tandem.source_slots, tandem.source_wal TO that role.";
+		default:
+			return NULL;
+	}
+}
+
 /* ---- the query ---------------------------------------------------------------- */
 
 static XLogRecPtr
@@ -624,6 +652,8 @@ files_complete(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 {
 	int			i;
 
+	if (!tandem_debug_ship_snapshots)
+		return true;
 	for (i = 0; i < cycle->nfiles; i++)
 	{
 		XLogRecPtr	lsn = cycle->files[i].lsn;
@@ -654,6 +684,48 @@ files_complete(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 		return false;
 	}
 	return true;
+}
+
+/*
+ * Would keeping WAL from restart on exceed what this standby may keep?  Then
+ * the entry (if not null) says so.  A reserve beyond that would be invalidated
+ * by the next restartpoint, which ends the process that holds it.
+ */
+static bool
+wal_limit_exceeded(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
+{
+	XLogSegNo	segno;
+	XLogSegNo	current;
+	uint64		kept;
+	uint64		missing;
+
+	XLByteToSeg(restart, segno, wal_segment_size);
+	XLByteToSeg(cycle->replayed, current, wal_segment_size);
+	kept = (current >= segno ? current - segno + 1 : 0) *
+		(uint64) wal_segment_size;
+	missing = (cycle->oldest > segno ? cycle->oldest - segno : 0) *
+		(uint64) wal_segment_size;
+
+	if (max_slot_wal_keep_size_mb >= 0 &&
+		kept > (uint64) max_slot_wal_keep_size_mb * 1024 * 1024)
+	{
+		if (entry)
+			pending(entry, "Raise max_slot_wal_keep_size on this standby, or let the slot's consumer catch up.",
+					"it needs %llu MB of WAL, max_slot_wal_keep_size of this standby is %d MB",
+					(unsigned long long) (kept / (1024 * 1024)),
+					max_slot_wal_keep_size_mb);
+		return true;
+	}
+	if (missing > (uint64) tandem_wal_fetch_limit * 1024 * 1024)
+	{
+		if (entry)
+			pending(entry, "Raise tandem.wal_fetch_limit on this standby, or let the slot's consumer catch up.",
+					"%llu MB of WAL from before this standby are needed, tandem.wal_fetch_limit is %d MB",
+					(unsigned long long) (missing / (1024 * 1024)),
+					tandem_wal_fetch_limit);
+		return true;
+	}
+	return false;
 }
 
 /* ---- one slot ----------------------------------------------------------------------- */
@@ -771,6 +843,8 @@ wal_complete(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
 	uint64		missing;
 
 	XLByteToSeg(restart, segno, wal_segment_size);
+	if (wal_limit_exceeded(cycle, restart, entry))
+		return false;
 	if (segno <= XLogGetLastRemovedSegno())
 	{
 		pending(entry, "Restart this standby; then the WAL can be fetched from the primary.",
@@ -781,21 +855,6 @@ wal_complete(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
 	if (segno < cycle->oldest)
 	{
 		missing = (cycle->oldest - segno) * (uint64) wal_segment_size;
-		if (missing > (uint64) tandem_wal_fetch_limit * 1024 * 1024)
-		{
-			pending(entry, "Raise tandem.wal_fetch_limit on this standby, or let the slot's consumer catch up.",
-					"%llu MB of WAL from before this standby are needed, tandem.wal_fetch_limit is %d MB",
-					(unsigned long long) (missing / (1024 * 1024)),
-					tandem_wal_fetch_limit);
-			return false;
-		}
-		if (max_slot_wal_keep_size_mb >= 0 &&
-			cycle->replayed - restart > (uint64) max_slot_wal_keep_size_mb * 1024 * 1024)
-		{
-			pending(entry, "Raise max_slot_wal_keep_size on this standby, or let the slot's consumer catch up.",
-					"its WAL would exceed max_slot_wal_keep_size of this standby");
-			return false;
-		}
 		if (XLogRecPtrIsInvalid(cycle->fetch_from) || restart < cycle->fetch_from)
 			cycle->fetch_from = restart;
 		pending(entry, NULL,
@@ -812,7 +871,7 @@ wal_complete(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
 	{
 		if (!cycle->reserved)
 			pending(entry, "Raise max_replication_slots on this standby and restart it.",
-					"no replication slot of this standby is free to reserve its WAL");
+					"no replication slot of this standby could be used to reserve its WAL");
 		else if (segno >= cycle->oldest)
 			pending(entry, NULL,
 					"waiting for a restartpoint that may have begun before its WAL was reserved");
@@ -1026,8 +1085,7 @@ process_slot(Cycle *cycle, const TandemRemoteSlot *slot, TandemSlotEntry *entry)
 		}
 	}
 
-	if (entry->state != TANDEM_READY && tandem_owned(name) == NULL &&
-		entry->state != TANDEM_INVALID)
+	if (entry->state == TANDEM_PENDING && !tandem_local_slot(name, &local))
 		cycle->unproven++;
 }
 
@@ -1069,11 +1127,7 @@ isolated(Cycle *cycle, MemoryContext context, const TandemRemoteSlot *slot,
 		MemoryContextSwitchTo(context);
 		pending(entry, edata->hint ? edata->hint : "The next cycle tries again; see this server's log if it stays.",
 				"%s", edata->message);
-
-		/* an entry whose slot could not be made */
 		if (!tandem_local_slot(NameStr(slot->name), &local))
-			tandem_owned_remove(NameStr(slot->name));
-		if (tandem_owned(NameStr(slot->name)) == NULL)
 			cycle->unproven++;
 		RESUME_INTERRUPTS();
 	}
@@ -1201,6 +1255,31 @@ take_helper_result(void)
 	}
 }
 
+/* Reserves from lsn on; false, with the error logged, if that fails. */
+static bool
+try_reserve(XLogRecPtr lsn)
+{
+	MemoryContext context = CurrentMemoryContext;
+	volatile bool reserved = false;
+
+	PG_TRY();
+	{
+		tandem_reserve(lsn);
+		reserved = true;
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		EmitErrorReport();
+		FlushErrorState();
+		LWLockReleaseAll();
+		if (MyReplicationSlot != NULL)
+			ReplicationSlotRelease();
+	}
+	PG_END_TRY();
+	return reserved;
+}
+
 /*
  * Reserves WAL and files for the slots that don't exist here yet, before
  * anything of them is installed.
@@ -1222,7 +1301,8 @@ reserve_for_new_slots(Cycle *cycle)
 
 		m->seen = cycle_number;
 		if ((slot->flags & TANDEM_SLOT_INVALID) ||
-			tandem_local_slot(NameStr(slot->name), &local))
+			tandem_local_slot(NameStr(slot->name), &local) ||
+			wal_limit_exceeded(cycle, lsn, NULL))
 			continue;
 		if (!XLogRecPtrIsInvalid(cycle->reserve) && cycle->reserve <= lsn)
 			continue;
@@ -1238,8 +1318,7 @@ reserve_for_new_slots(Cycle *cycle)
 	else if (tandem_free_slots() > 1 ||
 			 SearchNamedReplicationSlot(TANDEM_RESERVE_SLOT, true) != NULL)
 	{
-		tandem_reserve(cycle->reserve);
-		cycle->reserved = true;
+		cycle->reserved = try_reserve(cycle->reserve);
 
 		/* what lies below has not been kept all the time since the barrier */
 		if (!XLogRecPtrIsInvalid(barrier_lsn))
@@ -1284,6 +1363,46 @@ publish(Cycle *cycle, double ms, double cpu_ms)
 	LWLockRelease(shared->lock);
 }
 
+/*
+ * Enters the slots that this cycle is likely to create into the file of ours:
+ * one durable write instead of one for each.
+ */
+static void
+expect_slots(Cycle *cycle)
+{
+	TandemLocalSlot local;
+	int			i;
+
+	if (cycle->wrong_timeline)
+		return;
+	for (i = 0; i < cycle->nslots; i++)
+	{
+		TandemRemoteSlot *slot = &cycle->slots[i];
+
+		if ((slot->flags & TANDEM_SLOT_HAS_FILE) &&
+			slot->confirmed_lsn <= cycle->replayed &&
+			!tandem_local_slot(NameStr(slot->name), &local))
+			tandem_owned_add(NameStr(slot->name), InvalidXLogRecPtr);
+	}
+	tandem_owned_save();
+}
+
+/* Takes those back that could not be created. */
+static void
+forget_expected(Cycle *cycle)
+{
+	TandemLocalSlot local;
+	int			i;
+
+	for (i = 0; i < cycle->nslots; i++)
+	{
+		const char *name = NameStr(cycle->slots[i].name);
+
+		if (tandem_owned(name) && !tandem_local_slot(name, &local))
+			tandem_owned_remove(name);
+	}
+}
+
 /* The cycle proper; errors that concern all slots are raised. */
 static void
 run_cycle(Cycle *cycle, MemoryContext context)
@@ -1317,10 +1436,7 @@ run_cycle(Cycle *cycle, MemoryContext context)
 	cycle->entries = palloc((cycle->nslots + max_replication_slots + 1) *
 							sizeof(TandemSlotEntry));
 
-	/* one durable write for all that will be created, not one for each */
-	if (tandem_owned_count() == 0)
-		tandem_owned_set_unproven(cycle->nslots);
-
+	expect_slots(cycle);
 	for (i = 0; i < cycle->nslots; i++)
 	{
 		TandemRemoteSlot *slot = &cycle->slots[i];
@@ -1328,6 +1444,10 @@ run_cycle(Cycle *cycle, MemoryContext context)
 										   NameStr(slot->database),
 										   NameStr(slot->plugin));
 
+		if (promoted() != NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("gave up syncing slots: %s", promoted())));
 		entry->primary_restart_lsn = slot->restart_lsn;
 		entry->primary_confirmed_lsn = slot->confirmed_lsn;
 		entry->primary_catalog_xmin = slot->catalog_xmin;
@@ -1337,6 +1457,7 @@ run_cycle(Cycle *cycle, MemoryContext context)
 			cycle->restart_lag = Max(cycle->restart_lag,
 									 slot->restart_lsn - entry->restart_lsn);
 	}
+	forget_expected(cycle);
 	process_leftovers(cycle, context);
 	tandem_owned_set_unproven(cycle->unproven);
 	tandem_owned_save();
@@ -1393,10 +1514,12 @@ tandem_cycle_run(void)
 	{
 		static char last_error[TANDEM_TEXT_LEN];
 		ErrorData  *edata;
+		const char *hint;
 
 		HOLD_INTERRUPTS();
 		MemoryContextSwitchTo(context);
 		edata = CopyErrorData();
+		hint = edata->hint ? edata->hint : connection_hint(edata->sqlerrcode);
 		if (strcmp(edata->message, last_error) != 0 ||
 			tandem_slots_shared->error[0] == '\0')
 		{
@@ -1418,7 +1541,7 @@ tandem_cycle_run(void)
 		tandem_slots_shared->last_cycle = GetCurrentTimestamp();
 		strlcpy(tandem_slots_shared->error, edata->message,
 				sizeof(tandem_slots_shared->error));
-		strlcpy(tandem_slots_shared->hint, edata->hint ? edata->hint : "",
+		strlcpy(tandem_slots_shared->hint, hint ? hint : "",
 				sizeof(tandem_slots_shared->hint));
 		LWLockRelease(tandem_slots_shared->lock);
 		RESUME_INTERRUPTS();
