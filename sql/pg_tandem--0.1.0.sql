@@ -79,6 +79,12 @@ AS 'MODULE_PATHNAME', 'tandem_sync_slots' LANGUAGE C VOLATILE STRICT PARALLEL UN
 COMMENT ON FUNCTION tandem.sync_slots() IS
 'runs one slot sync cycle now and waits for it; standby only';
 
+-- What "tandem uninstall" calls on every server before DROP EXTENSION.
+CREATE FUNCTION tandem.forget() RETURNS integer
+AS 'MODULE_PATHNAME', 'tandem_forget' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.forget() IS
+'drops the failover slots that pg_tandem made on this standby and removes its folder from the data directory; returns how many slots';
+
 CREATE FUNCTION tandem.failover_ready(OUT ready boolean, OUT reason text, OUT hint text)
 RETURNS record
 AS 'MODULE_PATHNAME', 'tandem_failover_ready' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED;
@@ -145,6 +151,7 @@ COMMENT ON FUNCTION tandem.drop_hold(text) IS
 
 REVOKE ALL ON FUNCTION tandem.slots_status() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.sync_slots() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.forget() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.failover_ready() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.sync_status_row() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.standbys_status() FROM PUBLIC;

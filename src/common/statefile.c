@@ -145,3 +145,25 @@ tandem_statefile_read(const char *name, uint32 magic, size_t *len)
 	*len = header.length;
 	return content;
 }
+
+/* Removes the folder pg_tandem with all that is in it; none is fine too. */
+void
+tandem_statefile_remove_all(void)
+{
+	struct stat st;
+
+	if (lstat(TANDEM_STATE_DIR, &st) != 0)
+	{
+		if (errno == ENOENT)
+			return;
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not stat file \"%s\": %m", TANDEM_STATE_DIR)));
+	}
+	if (!rmtree(TANDEM_STATE_DIR, true))
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not remove directory \"%s\"", TANDEM_STATE_DIR),
+				 errhint("The server's log has the cause.")));
+	fsync_fname(".", true);
+}

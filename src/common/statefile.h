@@ -15,4 +15,6 @@ extern void tandem_statefile_write(const char *name, uint32 magic,
 								   const void *content, size_t len);
 extern void *tandem_statefile_read(const char *name, uint32 magic, size_t *len);
 
+extern void tandem_statefile_remove_all(void);
+
 #endif							/* TANDEM_STATEFILE_H */

@@ -13,6 +13,7 @@
  *	 prove.c	the helper process: decode forward, or wait for a restartpoint
  *	 fetch.c	WAL that is missing here
  * Both
+ *	 forget.c	leaving: drop what is ours
  *	 ship.c		snapshot and mapping files
  *	 worker.c	the process: lifecycle, role, promotion
  *	 status.c	shared memory, views, requests for a cycle
@@ -114,6 +115,9 @@ typedef struct TandemSlotsShared
 	/* requests for a cycle: a ticket is served when served >= ticket */
 	uint64		requested;
 	uint64		served;
+	uint64		forget_ticket;	/* this one asks to forget all slots; 0 = none */
+	int			forgotten;		/* slots dropped then */
+	char		forget_error[TANDEM_TEXT_LEN];	/* why not all, or empty */
 
 	/* last cycle */
 	uint64		cycles;
@@ -151,6 +155,10 @@ extern TandemSlotsShared *tandem_slots_shared;
 extern void tandem_slots_shmem_request(void);
 extern void tandem_slots_shmem_startup(void);
 extern void tandem_require_shmem(void);
+extern void tandem_request_cycle(bool forget);
+
+/* forget.c */
+extern void tandem_forget_run(void);
 
 /* worker.c */
 extern void tandem_slots_init(void);

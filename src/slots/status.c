@@ -293,31 +293,21 @@ require_worker(void)
 }
 
 /*
- * SQL function tandem.sync_slots(): asks the worker for a cycle that begins
- * after this call, waits for its end, and returns the view's rows.
+ * Asks the worker of this standby for a cycle, or to forget all its slots,
+ * that begins after this call, and waits for its end.
  */
-Datum
-tandem_sync_slots(PG_FUNCTION_ARGS)
+void
+tandem_request_cycle(bool forget)
 {
 	TandemSlotsShared *shared = tandem_slots_shared;
 	uint64		ticket;
-	uint64		failed_before;
-	bool		failed;
-	char		error[TANDEM_TEXT_LEN];
-	char		hint[TANDEM_TEXT_LEN];
 
-	tandem_require_shmem();
-	tandem_check_sql_version();
-	if (!RecoveryInProgress())
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("failover slots can be synchronized only on a standby"),
-				 errhint("Call tandem.sync_slots() on the standby that is to be promoted.")));
 	require_worker();
 
 	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
 	ticket = ++shared->requested;
-	failed_before = shared->failed_cycles;
+	if (forget)
+		shared->forget_ticket = ticket;
 	if (shared->worker_latch)
 		SetLatch(shared->worker_latch);
 	LWLockRelease(shared->lock);
@@ -336,6 +326,32 @@ tandem_sync_slots(PG_FUNCTION_ARGS)
 		(void) ConditionVariableTimedSleep(&shared->cv, 1000, PG_WAIT_EXTENSION);
 	}
 	ConditionVariableCancelSleep();
+}
+
+/*
+ * SQL function tandem.sync_slots(): one cycle now, then the view's rows.
+ */
+Datum
+tandem_sync_slots(PG_FUNCTION_ARGS)
+{
+	TandemSlotsShared *shared = tandem_slots_shared;
+	uint64		failed_before;
+	bool		failed;
+	char		error[TANDEM_TEXT_LEN];
+	char		hint[TANDEM_TEXT_LEN];
+
+	tandem_require_shmem();
+	tandem_check_sql_version();
+	if (!RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("failover slots can be synchronized only on a standby"),
+				 errhint("Call tandem.sync_slots() on the standby that is to be promoted.")));
+
+	LWLockAcquire(shared->lock, LW_SHARED);
+	failed_before = shared->failed_cycles;
+	LWLockRelease(shared->lock);
+	tandem_request_cycle(false);
 
 	LWLockAcquire(shared->lock, LW_SHARED);
 	failed = shared->failed_cycles != failed_before && shared->error[0] != '\0';

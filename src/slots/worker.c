@@ -111,14 +111,21 @@ standby_loop(void)
 		TimestampTz now = GetCurrentTimestamp();
 		uint64		ticket;
 		bool		requested;
+		bool		forget;
 		long		left;
 
 		LWLockAcquire(tandem_slots_shared->lock, LW_SHARED);
 		ticket = tandem_slots_shared->requested;
 		requested = ticket > tandem_slots_shared->served;
+		forget = tandem_slots_shared->forget_ticket > tandem_slots_shared->served;
 		LWLockRelease(tandem_slots_shared->lock);
 
-		if (requested || (tandem_sync_slots_enabled && now >= next))
+		if (forget)
+		{
+			tandem_forget_run();
+			serve(ticket);
+		}
+		else if (requested || (tandem_sync_slots_enabled && now >= next))
 		{
 			bool		progress;
 
