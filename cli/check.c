@@ -38,7 +38,7 @@ diagnose(Topology *topology, bool runtime_only)
 	Diagnosis  *d = screen_alloc(sizeof(Diagnosis));
 
 	d->topology = topology;
-	for (int table = 0; table < lengthof(all_checks); table++)
+	for (int table = 0; table < (int) lengthof(all_checks); table++)
 	{
 		for (const Check *check = all_checks[table]; check->run; check++)
 		{
@@ -179,7 +179,7 @@ findings_print(const Diagnosis *d, PQExpBuffer out)
 	/* the worst first, otherwise in the order of the checks */
 	for (int severity = PROBLEM; severity <= NOTE; severity++)
 		for (const Finding *f = d->findings; f; f = f->next)
-			if (f->severity == severity)
+			if ((int) f->severity == severity)
 				print_finding(f, out);
 }
 

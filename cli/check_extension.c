@@ -117,32 +117,14 @@ static const char *
 preload_list(const Node *node)
 {
 	const char *now = node_setting(node, "shared_preload_libraries");
+	const char *library;
 	PQExpBufferData list;
 	const char *result;
 
 	initPQExpBuffer(&list);
-	while (now && *now)
-	{
-		const char *start;
-		int			len;
-
-		now += strspn(now, " ,");
-		if (*now == '"')
-		{
-			start = ++now;
-			len = strcspn(now, "\"");
-		}
-		else
-		{
-			start = now;
-			len = strcspn(now, " ,");
-		}
-		if (len > 0)
-			appendPQExpBuffer(&list, "%s, ", quote_literal(screen_printf("%.*s", len, start)));
-		now += len;
-		if (*now == '"')
-			now++;
-	}
+	while (now && (library = next_library(&now)) != NULL)
+		if (strcmp(library, "pg_tandem") != 0)
+			appendPQExpBuffer(&list, "%s, ", quote_literal(library));
 	appendPQExpBufferStr(&list, "'pg_tandem'");
 	result = screen_strdup(list.data);
 	termPQExpBuffer(&list);

@@ -41,7 +41,7 @@ check_needs(Diagnosis *d, Node *node)
 
 	for (int i = 0; i < n; i++)
 	{
-		for (int j = 0; j < lengthof(costs); j++)
+		for (int j = 0; j < (int) lengthof(costs); j++)
 		{
 			if (strcmp(needs[i].setting, costs[j][0]) != 0 || needs[i].now >= needs[i].advised)
 				continue;
@@ -67,7 +67,7 @@ check_recovery_settings(Diagnosis *d, Node *node)
 	};
 	const Node *primary = d->topology->primary;
 
-	for (int i = 0; primary && i < lengthof(names); i++)
+	for (int i = 0; primary && i < (int) lengthof(names); i++)
 	{
 		int64		here = node_setting_int(node, names[i], -1);
 		int64		there = node_setting_int(primary, names[i], -1);

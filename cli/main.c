@@ -99,12 +99,12 @@ print_command_help(const Command *command)
 	printf(_("Usage:\n  tandem %s %s [CONNECTION OPTION]...\n\n%s\n"),
 		   command->name, command->synopsis, command->help);
 	printf(_("Options:\n"));
-	for (int i = 0; i < lengthof(option_table); i++)
+	for (int i = 0; i < (int) lengthof(option_table); i++)
 		if (option_table[i].takes & command->takes)
 			printf("%s\n", option_table[i].help);
 	printf(_("  -?, --help               print this help, then exit\n"
 			 "\nConnection options:\n"));
-	for (int i = 0; i < lengthof(option_table); i++)
+	for (int i = 0; i < (int) lengthof(option_table); i++)
 		if (option_table[i].takes == 0)
 			printf("%s\n", option_table[i].help);
 	printf(_("\nThe environment (PGHOST, PGPORT, PGUSER, PGSERVICE, ...), service files and .pgpass count as\n"
@@ -148,7 +148,7 @@ parse_options(const Command *command, int argc, char **argv, Options *options)
 	int			c;
 
 	/* An option that this command doesn't take is unknown to it. */
-	for (int i = 0; i < lengthof(option_table); i++)
+	for (int i = 0; i < (int) lengthof(option_table); i++)
 		if (option_table[i].takes == 0 || (option_table[i].takes & command->takes))
 			long_options[n++] = option_table[i].option;
 	long_options[n++] = (struct option) {"help", no_argument, NULL, '?'};

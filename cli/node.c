@@ -118,6 +118,20 @@ node_setting_is(const Node *node, const char *name, const char *value)
 }
 
 const char *
+next_library(const char **list)
+{
+	const char *start = *list + strspn(*list, " ,");
+	bool		quoted = *start == '"';
+	int			len;
+
+	if (quoted)
+		start++;
+	len = strcspn(start, quoted ? "\"" : " ,");
+	*list = start + len + (quoted && start[len] == '"' ? 1 : 0);
+	return len > 0 ? screen_printf("%.*s", len, start) : NULL;
+}
+
+const char *
 quote_literal(const char *text)
 {
 	size_t		len = strlen(text);

@@ -115,10 +115,13 @@ extern bool node_setting_is(const Node *node, const char *name, const char *valu
  */
 extern const char *node_upstream(const Node *node, const char *keyword);
 
-/* The node's row of the primary's "slots" by name, or -1. */
+/* NULL if empty or not visible. */
 extern const char *node_primary_slot_name(const Node *node);
 
 extern uint64 parse_lsn(const char *text);
+
+/* Steps through shared_preload_libraries; NULL at its end; screen memory. */
+extern const char *next_library(const char **list);
 
 /* SQL quoting; screen memory. */
 extern const char *quote_literal(const char *text);

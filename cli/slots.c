@@ -158,7 +158,7 @@ slots_json(const Topology *t, PQExpBuffer out)
 		{
 			json_open_object(&json, NULL);
 			json_string(&json, "slot", field(node->failover_slots, row, "slot_name"));
-			for (int c = 0; c < lengthof(texts); c++)
+			for (int c = 0; c < (int) lengthof(texts); c++)
 				json_string(&json, texts[c], field(node->failover_slots, row, texts[c]));
 			json_number(&json, "catalog_xmin", field(node->failover_slots, row, "catalog_xmin"));
 			json_number(&json, "primary_catalog_xmin", field(node->failover_slots, row, "primary_catalog_xmin"));

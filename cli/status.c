@@ -140,7 +140,7 @@ print_attention(const Diagnosis *d, PQExpBuffer out)
 		{
 			const char *name = severity_name(f->severity);
 
-			if (f->severity != severity)
+			if ((int) f->severity != severity)
 				continue;
 			appendPQExpBufferChar(out, '\n');
 			text_paint(out, severity_colour(f->severity), name, strlen(name));

@@ -262,7 +262,7 @@ text_bytes(int64 bytes)
 	double		value = bytes;
 	int			unit = 0;
 
-	while (unit < lengthof(units) - 1 && (value >= 1024 || value <= -1024))
+	while (unit < (int) lengthof(units) - 1 && (value >= 1024 || value <= -1024))
 		value /= 1024, unit++;
 	if (unit == 0 || value >= 10 || value <= -10 || value == (int) value)
 		return screen_printf("%.0f %s", value, units[unit]);

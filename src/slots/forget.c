@@ -27,6 +27,7 @@
 #include "replication/slot.h"
 #include "storage/lmgr.h"
 #include "storage/lwlock.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 
 #include "common/settings.h"
@@ -72,6 +73,11 @@ tandem_forget_run(void)
 	int			i;
 
 	MemoryContextSwitchTo(context);
+
+	/* the caller's session may have seen a reload that hasn't come here yet */
+	if (tandem_sync_slots_enabled)
+		ProcessConfigFile(PGC_SIGHUP);
+
 	tandem_helper_stop();
 	tandem_cycle_disconnect();
 	tandem_unreserve();
