@@ -19,15 +19,18 @@ REGRESS_OPTS = --inputdir=test
 # warn about.
 PG_CPPFLAGS = -Isrc -DTANDEM_VERSION='"$(TANDEM_VERSION)"' \
 	-isystem $(shell $(PG_CONFIG) --includedir-server) \
+	-isystem $(shell $(PG_CONFIG) --pkgincludedir)/internal \
 	-isystem $(shell $(PG_CONFIG) --includedir)
 
 # -Wno-unused-parameter: hooks, callbacks and SQL functions have the signatures
 # that the server gives them.
-PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter
+# -Wno-sign-compare: counting an int up to lengthof() is the server's idiom.
+PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare
 
-# clang: the server was configured for gcc, whose flags pg_config passes on.
+# clang: the server was configured for gcc, whose flags and attributes
+# pg_config and the headers pass on.
 ifneq (,$(findstring clang,$(shell $(CC) --version)))
-PG_CFLAGS += -Wno-unknown-warning-option -Wno-ignored-optimization-argument
+PG_CFLAGS += -Wno-unknown-warning-option -Wno-ignored-optimization-argument -Wno-ignored-attributes
 endif
 
 ifdef WERROR
