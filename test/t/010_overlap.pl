@@ -73,6 +73,7 @@ sub story
 
 	$primary->kill9_all;
 	$standby->promote;
+	$standby->wait_log(qr/failover slot "consumer" goes on from/);
 	$standby->query(q{INSERT INTO t VALUES (4, 'new primary')});
 	my $rows = $standby->query(
 		q{SELECT string_agg(substring(data from '\[integer\]:(\d+)'), ' ')
