@@ -71,8 +71,8 @@ segment_present(List *history, XLogSegNo segno, TimeLineID newest)
 }
 
 /*
- * First segment of the run of WAL here that ends with the segment of upto;
- * one past that segment if even that is missing.  Cheap after the first call:
+ * First segment of the run of WAL here that ends with the last byte before
+ * upto; one past that segment if even that is missing.  Cheap after the first call:
  * what was there is looked for only where it could have been removed.
  */
 XLogSegNo
@@ -85,7 +85,8 @@ tandem_oldest_wal(TimeLineID timeline, XLogRecPtr upto)
 	XLogSegNo	newest;
 	XLogSegNo	segno;
 
-	XLByteToSeg(upto, newest, wal_segment_size);
+	/* replay may stand at the very beginning of a segment that isn't here yet */
+	XLByteToPrevSeg(upto, newest, wal_segment_size);
 
 	/* is what was known still there, at both ends? */
 	if (known_timeline != timeline || known_newest > newest ||
