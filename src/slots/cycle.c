@@ -11,8 +11,8 @@
  * A slot with restart_lsn R, confirmed_flush C and catalog_xmin X is proven if
  *
  * - every snapshot file that the primary has in [R, C] is here, R's among
- *   them (or the helper has decoded from R and was consistent before C), and
- *   so are the mapping files from R on;
+ *   them (or decoding from R is proven to be consistent by C in another way,
+ *   see prove.c), and so are the mapping files from R on;
  * - WAL from R on is here, and it can't be removed: no restartpoint that began
  *   before the reservation is still running;
  * - C has been replayed here;
@@ -56,12 +56,14 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "port/pg_bswap.h"
+#include "postmaster/interrupt.h"
 #include "replication/slot.h"
 #include "replication/walreceiver.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/syscache.h"
@@ -157,11 +159,39 @@ static void pending(TandemSlotEntry *entry, const char *hint, const char *fmt,..
 
 /* ---- small things ----------------------------------------------------------- */
 
-/* give_up function of the connection */
 static const char *
 promoted(void)
 {
 	return RecoveryInProgress() ? NULL : "this server has been promoted";
+}
+
+/* How the primary is reached by the present settings; may be null or empty. */
+static const char *
+current_conninfo(void)
+{
+	return tandem_primary_conninfo[0] != '\0' ?
+		tandem_primary_conninfo : PrimaryConnInfo;
+}
+
+/*
+ * give_up function of the connection: neither a promotion nor a correction of
+ * the settings waits for a primary that hangs.
+ */
+static const char *
+stop_waiting(void)
+{
+	if (ConfigReloadPending)
+	{
+		const char *conninfo;
+
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+		conninfo = current_conninfo();
+		if (remote_conninfo &&
+			(conninfo == NULL || strcmp(conninfo, remote_conninfo) != 0))
+			return "the connection settings have changed";
+	}
+	return promoted();
 }
 
 static SlotMemory *
@@ -324,8 +354,7 @@ result_content(PGresult *res, int row, int col, int *length)
 static void
 ensure_connection(void)
 {
-	const char *conninfo = tandem_primary_conninfo[0] != '\0' ?
-		tandem_primary_conninfo : PrimaryConnInfo;
+	const char *conninfo = current_conninfo();
 
 	if (conninfo == NULL || conninfo[0] == '\0')
 		ereport(ERROR,
@@ -338,16 +367,16 @@ ensure_connection(void)
 				 errmsg("this standby has no primary_slot_name"),
 				 errhint("Create a physical replication slot on the primary and set primary_slot_name to it here.")));
 
-	if (remote && (!tandem_remote_is_alive(remote) ||
-				   strcmp(remote_conninfo, conninfo) != 0))
+	if (remote == NULL || !tandem_remote_is_alive(remote) ||
+		strcmp(remote_conninfo, conninfo) != 0)
 		tandem_cycle_disconnect();
 	if (remote == NULL)
 	{
-		remote = tandem_remote_connect(conninfo,
+		remote_conninfo = MemoryContextStrdup(TopMemoryContext, conninfo);
+		remote = tandem_remote_connect(remote_conninfo,
 									   tandem_primary_conninfo[0] != '\0' ?
 									   NULL : tandem_database,
-									   CONNECT_TIMEOUT, promoted);
-		remote_conninfo = MemoryContextStrdup(TopMemoryContext, conninfo);
+									   CONNECT_TIMEOUT, stop_waiting);
 	}
 }
 
@@ -938,8 +967,10 @@ adopt_slot(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 		return;
 	}
 
-	if (!has_file && !XLogRecPtrIsInvalid(m->proven_from) &&
-		m->proven_from >= slot->restart_lsn)
+	/* a proof from before the slot moved on is no use any more */
+	if (has_file || m->proven_from < slot->restart_lsn)
+		m->proven_from = InvalidXLogRecPtr;
+	if (!XLogRecPtrIsInvalid(m->proven_from))
 	{
 		restart = m->proven_from;
 		decoded = m->proven_decoded;
@@ -957,6 +988,12 @@ adopt_slot(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 	if (!files_complete(cycle, slot, database, entry))
 		return;
 
+	if (!has_file && XLogRecPtrIsInvalid(m->proven_from) &&
+		tandem_scan_proves(restart, slot->confirmed_lsn))
+	{
+		m->proven_from = restart;
+		decoded = restart;
+	}
 	if (!has_file && XLogRecPtrIsInvalid(m->proven_from))
 	{
 		bool		due = m->helper_tried == 0 ||
@@ -1379,8 +1416,8 @@ expect_slots(Cycle *cycle)
 	{
 		TandemRemoteSlot *slot = &cycle->slots[i];
 
-		if ((slot->flags & TANDEM_SLOT_HAS_FILE) &&
-			slot->confirmed_lsn <= cycle->replayed &&
+		if (slot->confirmed_lsn <= cycle->replayed &&
+			!(slot->flags & TANDEM_SLOT_INVALID) &&
 			!tandem_local_slot(NameStr(slot->name), &local))
 			tandem_owned_add(NameStr(slot->name), InvalidXLogRecPtr);
 	}

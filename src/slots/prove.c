@@ -43,6 +43,7 @@
 #include "replication/slot.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/standbydefs.h"
 #include "tcop/tcopprot.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
@@ -52,6 +53,7 @@
 #include "slots/slots.h"
 
 #define HELPER_LIMIT 60000		/* ms that one task may take */
+#define SCAN_LIMIT (256 * 1024)	/* bytes of WAL read for one slot in a cycle */
 
 static BackgroundWorkerHandle *helper_handle = NULL;
 static TimestampTz helper_started;
@@ -155,6 +157,16 @@ tandem_helper_poll(TandemHelper *result)
 	return result->state;
 }
 
+/* Has the helper a result that nobody has taken yet? */
+bool
+tandem_helper_finished(void)
+{
+	pid_t		pid;
+
+	return helper_handle != NULL &&
+		GetBackgroundWorkerPid(helper_handle, &pid) == BGWH_STOPPED;
+}
+
 /*
  * Ends the helper, if one runs, without waiting for it.  Also resets what a
  * worker that crashed has left.
@@ -171,6 +183,51 @@ tandem_helper_stop(void)
 	LWLockAcquire(tandem_slots_shared->lock, LW_EXCLUSIVE);
 	tandem_slots_shared->helper.state = TANDEM_HELPER_IDLE;
 	LWLockRelease(tandem_slots_shared->lock);
+}
+
+/* ---- the proof that needs no helper ------------------------------------------ */
+
+/*
+ * Is decoding from "from" certain to be consistent by "upto"?  True if a
+ * running-transactions record that ends there or before has no transaction
+ * running: a decoder that meets it is consistent at once, whatever it knew
+ * before (SnapBuildFindSnapshot, case a).  That is how slots begin on a quiet
+ * server.  Reads at most SCAN_LIMIT bytes of WAL, all of them replayed, and
+ * never waits.  False means only that this proof doesn't work.
+ */
+bool
+tandem_scan_proves(XLogRecPtr from, XLogRecPtr upto)
+{
+	XLogReaderState *reader;
+	bool		proven = false;
+
+	if (upto <= from || upto - from > SCAN_LIMIT)
+		return false;
+	reader = XLogReaderAllocate(wal_segment_size, NULL,
+								XL_ROUTINE(.page_read = read_local_xlog_page_no_wait,
+										   .segment_open = wal_segment_open,
+										   .segment_close = wal_segment_close),
+								palloc0(sizeof(ReadLocalXLogPageNoWaitPrivate)));
+	if (reader == NULL)
+		return false;
+	XLogBeginRead(reader, from);
+	while (!proven && reader->EndRecPtr < upto)
+	{
+		char	   *error = NULL;
+		XLogRecord *record = XLogReadRecord(reader, &error);
+
+		if (record == NULL || reader->EndRecPtr > upto)
+			break;
+		if (XLogRecGetRmid(reader) == RM_STANDBY_ID &&
+			(XLogRecGetInfo(reader) & ~XLR_INFO_MASK) == XLOG_RUNNING_XACTS)
+		{
+			xl_running_xacts *running = (xl_running_xacts *) XLogRecGetData(reader);
+
+			proven = running->oldestRunningXid == running->nextXid;
+		}
+	}
+	XLogReaderFree(reader);
+	return proven;
 }
 
 /* ---- the helper's side ------------------------------------------------------ */

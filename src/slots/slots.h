@@ -274,7 +274,9 @@ extern PGDLLEXPORT void tandem_helper_main(Datum main_arg) pg_attribute_noreturn
 extern bool tandem_helper_start(TandemHelperTask task, Oid database,
 								const TandemRemoteSlot *slot);
 extern TandemHelperState tandem_helper_poll(TandemHelper *result);
+extern bool tandem_helper_finished(void);
 extern void tandem_helper_stop(void);
+extern bool tandem_scan_proves(XLogRecPtr from, XLogRecPtr upto);
 
 /* cycle.c */
 extern void tandem_cycle_start(void);

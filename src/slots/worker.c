@@ -151,7 +151,7 @@ standby_loop(void)
 			bool		reload = ConfigReloadPending;
 
 			pause_for(Min(left, PROMOTION_CHECK));
-			if (reload)
+			if (reload || tandem_helper_finished())
 				next = GetCurrentTimestamp();
 		}
 		else
