@@ -108,7 +108,7 @@ print_standbys(const Topology *t, PQExpBuffer out)
 	const PGresult *s = t->primary ? t->primary->standbys : NULL;
 	Table	   *table = table_new(columns);
 
-	if (nrows(s) == 0)
+	if (t->primary == NULL || nrows(s) == 0)
 		return;
 	for (int row = 0; row < nrows(s); row++)
 	{

@@ -143,6 +143,7 @@ table_print(Table *table, PQExpBuffer out)
 	int			screen = text_screen_width();
 	int			total = -GAP;
 
+	Assert(table->ncolumns > 0);
 	for (int i = 0; i < table->ncolumns; i++)
 	{
 		widths[i] = text_width(table->titles[i]);

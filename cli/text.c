@@ -58,12 +58,13 @@ int
 text_screen_width(void)
 {
 	struct winsize size;
+	const char *columns = getenv("COLUMNS");
 	int			width = WIDTH_MOST;
 
 	if (is_terminal && ioctl(fileno(stdout), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
 		width = size.ws_col;
-	else if (getenv("COLUMNS") && atoi(getenv("COLUMNS")) > 0)
-		width = atoi(getenv("COLUMNS"));
+	else if (columns && atoi(columns) > 0)
+		width = atoi(columns);
 	return Max(WIDTH_LEAST, Min(WIDTH_MOST, width));
 }
 

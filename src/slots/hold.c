@@ -235,6 +235,7 @@ acquire_hold(const char *hold)
 	if (SearchNamedReplicationSlot(hold, true) == NULL)
 		return false;
 	ReplicationSlotAcquire(hold, true);
+	Assert(MyReplicationSlot != NULL);
 	if (SlotIsLogical(MyReplicationSlot) ||
 		!XLogRecPtrIsInvalid(MyReplicationSlot->data.restart_lsn))
 	{
@@ -306,6 +307,7 @@ tandem_hold_update(const char *standby, TransactionId saved_xmin)
 	{
 		ReplicationSlot *slot = MyReplicationSlot;
 
+		Assert(slot != NULL);
 		LWLockAcquire(ReplicationSlotControlLock, LW_EXCLUSIVE);
 		oldest = logical_slots_xmin(&any);
 		held = slot->effective_catalog_xmin;

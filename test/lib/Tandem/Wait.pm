@@ -6,6 +6,7 @@ use warnings;
 
 use Carp;
 use Exporter 'import';
+use PostgreSQL::Test::Utils ();
 use Time::HiRes ();
 
 our @EXPORT = qw(poll_for);
