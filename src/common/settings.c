@@ -17,6 +17,7 @@
 #include <fnmatch.h>
 #include <limits.h>
 
+#include "miscadmin.h"
 #include "utils/guc.h"
 
 #include "common/settings.h"
@@ -125,11 +126,16 @@ tandem_failover_slot_matches(const char *slot_name)
 void
 tandem_define_settings(void)
 {
-	DefineCustomStringVariable("tandem.database",
-							   "Database in which the extension serves failover slots.",
-							   NULL,
-							   &tandem_database, "postgres",
-							   PGC_POSTMASTER, 0, NULL, NULL, NULL);
+	/*
+	 * The server refuses settings that need a restart in a library loaded
+	 * later; there every function says that it must be preloaded.
+	 */
+	if (process_shared_preload_libraries_in_progress)
+		DefineCustomStringVariable("tandem.database",
+								   "Database in which the extension serves failover slots.",
+								   NULL,
+								   &tandem_database, "postgres",
+								   PGC_POSTMASTER, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("tandem.sync_slots",
 							 "On a standby, keeps the primary's failover slots.",
 							 NULL,
@@ -175,5 +181,6 @@ tandem_define_settings(void)
 							 GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
 							 NULL, NULL, NULL);
 
-	MarkGUCPrefixReserved("tandem");
+	if (process_shared_preload_libraries_in_progress)
+		MarkGUCPrefixReserved("tandem");
 }
