@@ -96,7 +96,10 @@ typedef struct SlotMemory
 	XLogRecPtr	proven_from;	/* a restart point the helper has proven ... */
 	XLogRecPtr	proven_decoded; /* ... without a file there: its LSN, or 0 */
 	TimestampTz helper_tried;
+	XLogRecPtr	disproved_from; /* decoding from here ... */
+	XLogRecPtr	disproved_upto; /* ... is not consistent by then */
 	char		helper_error[TANDEM_TEXT_LEN];
+	char		error[TANDEM_TEXT_LEN]; /* last one logged */
 } SlotMemory;
 
 static HTAB *memory = NULL;
@@ -884,8 +887,6 @@ wal_complete(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
 	if (segno < cycle->oldest)
 	{
 		missing = (cycle->oldest - segno) * (uint64) wal_segment_size;
-		if (XLogRecPtrIsInvalid(cycle->fetch_from) || restart < cycle->fetch_from)
-			cycle->fetch_from = restart;
 		pending(entry, NULL,
 				"fetching %llu MB of WAL from before this standby",
 				(unsigned long long) (missing / (1024 * 1024)));
@@ -907,10 +908,14 @@ wal_complete(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
 		if (cycle->reserved && XLogRecPtrIsInvalid(barrier_pending) &&
 			tandem_helper_start(TANDEM_HELPER_BARRIER, InvalidOid, NULL))
 			barrier_pending = cycle->reserve;
-		cycle->fetch_from = InvalidXLogRecPtr;
 		return false;
 	}
-	return segno >= cycle->oldest;
+	if (segno >= cycle->oldest)
+		return true;
+	if (XLogRecPtrIsInvalid(cycle->fetch_from) || restart < cycle->fetch_from)
+		cycle->fetch_from = restart;
+	entry->waits_for_wal = true;
+	return false;
 }
 
 /* Creates a slot that doesn't exist here, if it can be proven now. */
@@ -921,6 +926,7 @@ adopt_slot(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 	XLogRecPtr	restart = slot->restart_lsn;
 	XLogRecPtr	decoded = InvalidXLogRecPtr;
 	bool		has_file = (slot->flags & TANDEM_SLOT_HAS_FILE) != 0;
+	bool		disproved;
 	TimestampTz now = GetCurrentTimestamp();
 
 	if (wal_level < WAL_LEVEL_LOGICAL)
@@ -988,7 +994,10 @@ adopt_slot(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 	if (!files_complete(cycle, slot, database, entry))
 		return;
 
-	if (!has_file && XLogRecPtrIsInvalid(m->proven_from) &&
+	/* the same WAL decoded again gives the same verdict */
+	disproved = m->disproved_from == slot->restart_lsn &&
+		m->disproved_upto == slot->confirmed_lsn;
+	if (!has_file && XLogRecPtrIsInvalid(m->proven_from) && !disproved &&
 		tandem_scan_proves(restart, slot->confirmed_lsn))
 	{
 		m->proven_from = restart;
@@ -996,13 +1005,14 @@ adopt_slot(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 	}
 	if (!has_file && XLogRecPtrIsInvalid(m->proven_from))
 	{
-		bool		due = m->helper_tried == 0 ||
-			TimestampDifferenceExceeds(m->helper_tried, now, HELPER_RETRY);
+		bool		due = !disproved &&
+			(m->helper_tried == 0 ||
+			 TimestampDifferenceExceeds(m->helper_tried, now, HELPER_RETRY));
 
 		if (due && tandem_helper_start(TANDEM_HELPER_DECODE, database, slot))
 			m->helper_tried = now;
 		if (m->helper_error[0])
-			pending(entry, "It becomes ready by itself once its consumer has moved on; the next attempt follows within seconds.",
+			pending(entry, "It becomes ready by itself once its consumer has moved on.",
 					"the primary has no snapshot for its position, and %s",
 					m->helper_error);
 		else
@@ -1134,7 +1144,7 @@ static void
 isolated(Cycle *cycle, MemoryContext context, const TandemRemoteSlot *slot,
 		 TandemSlotEntry *entry)
 {
-	static char last_error[TANDEM_TEXT_LEN];
+	SlotMemory *m = slot_memory(NameStr(slot->name));
 	TandemLocalSlot local;
 
 	PG_TRY();
@@ -1144,6 +1154,7 @@ isolated(Cycle *cycle, MemoryContext context, const TandemRemoteSlot *slot,
 		process_slot(cycle, slot, entry);
 		CommitTransactionCommand();
 		MemoryContextSwitchTo(context);
+		m->error[0] = '\0';
 	}
 	PG_CATCH();
 	{
@@ -1152,10 +1163,10 @@ isolated(Cycle *cycle, MemoryContext context, const TandemRemoteSlot *slot,
 		HOLD_INTERRUPTS();
 		MemoryContextSwitchTo(context);
 		edata = CopyErrorData();
-		if (strcmp(edata->message, last_error) != 0)
+		if (strcmp(edata->message, m->error) != 0)
 		{
 			EmitErrorReport();
-			strlcpy(last_error, edata->message, sizeof(last_error));
+			strlcpy(m->error, edata->message, sizeof(m->error));
 		}
 		FlushErrorState();
 		AbortCurrentTransaction();
@@ -1288,7 +1299,14 @@ take_helper_result(void)
 				InvalidXLogRecPtr : result.restart_lsn;
 		}
 		else
+		{
 			strlcpy(m->helper_error, result.error, sizeof(m->helper_error));
+			if (result.inconsistent)
+			{
+				m->disproved_from = result.restart_lsn;
+				m->disproved_upto = result.confirmed_lsn;
+			}
+		}
 	}
 }
 
@@ -1440,6 +1458,55 @@ forget_expected(Cycle *cycle)
 	}
 }
 
+/*
+ * Fetches a slice of the WAL that slots wait for.  An error is logged once and
+ * becomes the reason of those slots; the others don't suffer from it.
+ */
+static void
+fetch_missing_wal(Cycle *cycle, MemoryContext context)
+{
+	static char last_error[TANDEM_TEXT_LEN];
+	XLogSegNo	from;
+	int			i;
+
+	XLByteToSeg(cycle->fetch_from, from, wal_segment_size);
+	PG_TRY();
+	{
+		StartTransactionCommand();
+		MemoryContextSwitchTo(context);
+		cycle->fetched = tandem_fetch_wal(remote, cycle->replay_timeline, from,
+										  &cycle->oldest, FETCH_SLICE);
+		CommitTransactionCommand();
+		MemoryContextSwitchTo(context);
+		last_error[0] = '\0';
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		HOLD_INTERRUPTS();
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		if (strcmp(edata->message, last_error) != 0)
+		{
+			EmitErrorReport();
+			strlcpy(last_error, edata->message, sizeof(last_error));
+		}
+		FlushErrorState();
+		AbortCurrentTransaction();
+		MemoryContextSwitchTo(context);
+		for (i = 0; i < cycle->nentries; i++)
+		{
+			if (cycle->entries[i].waits_for_wal)
+				pending(&cycle->entries[i],
+						edata->hint ? edata->hint : "The next cycle tries again; see this server's log if it stays.",
+						"%s", edata->message);
+		}
+		RESUME_INTERRUPTS();
+	}
+	PG_END_TRY();
+}
+
 /* The cycle proper; errors that concern all slots are raised. */
 static void
 run_cycle(Cycle *cycle, MemoryContext context)
@@ -1500,17 +1567,7 @@ run_cycle(Cycle *cycle, MemoryContext context)
 	tandem_owned_save();
 
 	if (!XLogRecPtrIsInvalid(cycle->fetch_from))
-	{
-		XLogSegNo	from;
-
-		XLByteToSeg(cycle->fetch_from, from, wal_segment_size);
-		StartTransactionCommand();
-		MemoryContextSwitchTo(context);
-		cycle->fetched = tandem_fetch_wal(remote, cycle->replay_timeline, from,
-										  &cycle->oldest, FETCH_SLICE);
-		CommitTransactionCommand();
-		MemoryContextSwitchTo(context);
-	}
+		fetch_missing_wal(cycle, context);
 	forget_unseen();
 }
 

@@ -197,7 +197,7 @@ tandem_local_move(const TandemRemoteSlot *remote, XLogRecPtr restart_lsn)
 	}
 	if (!XLogRecPtrIsInvalid(restart_lsn) &&
 		TransactionIdIsValid(remote->catalog_xmin) &&
-		TransactionIdFollows(remote->catalog_xmin, slot->data.catalog_xmin))
+		TransactionIdFollows(remote->catalog_xmin, slot->effective_catalog_xmin))
 	{
 		slot->data.catalog_xmin = remote->catalog_xmin;
 		xmin_moved = true;

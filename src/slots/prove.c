@@ -52,11 +52,13 @@
 
 #include "slots/slots.h"
 
-#define HELPER_LIMIT 60000		/* ms that one task may take */
+#define DECODE_LIMIT 60000		/* ms that one proof may take */
+#define BARRIER_LIMIT 3600000	/* ms: two restartpoints, as long as they need */
 #define SCAN_LIMIT (256 * 1024)	/* bytes of WAL read for one slot in a cycle */
 
 static BackgroundWorkerHandle *helper_handle = NULL;
 static TimestampTz helper_started;
+static int	helper_limit;		/* ms */
 
 /* ---- the worker's side ----------------------------------------------------- */
 
@@ -106,6 +108,7 @@ tandem_helper_start(TandemHelperTask task, Oid database,
 	started = RegisterDynamicBackgroundWorker(&worker, &helper_handle);
 	MemoryContextSwitchTo(old);
 	helper_started = GetCurrentTimestamp();
+	helper_limit = task == TANDEM_HELPER_BARRIER ? BARRIER_LIMIT : DECODE_LIMIT;
 	if (!started)
 	{
 		helper_handle = NULL;
@@ -132,7 +135,7 @@ tandem_helper_poll(TandemHelper *result)
 	if (GetBackgroundWorkerPid(helper_handle, &pid) != BGWH_STOPPED)
 	{
 		if (TimestampDifferenceExceeds(helper_started, GetCurrentTimestamp(),
-									   HELPER_LIMIT))
+									   helper_limit))
 			TerminateBackgroundWorker(helper_handle);
 		return TANDEM_HELPER_RUNNING;
 	}
@@ -146,7 +149,7 @@ tandem_helper_poll(TandemHelper *result)
 		strlcpy(helper->error, "the helper process ended without a result",
 				sizeof(helper->error));
 		if (TimestampDifferenceExceeds(helper_started, GetCurrentTimestamp(),
-									   HELPER_LIMIT))
+									   helper_limit))
 			strlcpy(helper->error,
 					"decoding waits for a transaction that is still running",
 					sizeof(helper->error));
@@ -323,6 +326,7 @@ tandem_helper_main(Datum main_arg)
 		else if (!decode_forward(&task))
 		{
 			task.state = TANDEM_HELPER_FAILED;
+			task.inconsistent = true;
 			snprintf(task.error, sizeof(task.error),
 					 "decoding from %X/%X is not consistent before %X/%X",
 					 LSN_FORMAT_ARGS(task.restart_lsn),

@@ -72,6 +72,7 @@ typedef struct TandemSlotEntry
 	XLogRecPtr	primary_confirmed_lsn;
 	TransactionId primary_catalog_xmin;
 	TimestampTz last_sync;		/* last cycle that looked at it; 0 = never */
+	bool		waits_for_wal;	/* within a cycle: its WAL is being fetched */
 } TandemSlotEntry;
 
 /* ---- shared memory ------------------------------------------------------ */
@@ -100,6 +101,7 @@ typedef struct TandemHelper
 	XLogRecPtr	restart_lsn;	/* in: from where; out: proven restart point */
 	XLogRecPtr	confirmed_lsn;	/* in: consistent before this */
 	TransactionId catalog_xmin; /* in and out */
+	bool		inconsistent;	/* out: decoding was not consistent by then */
 	char		error[TANDEM_TEXT_LEN];
 } TandemHelper;
 
