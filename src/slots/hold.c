@@ -281,7 +281,7 @@ tandem_hold_update(const char *standby, TransactionId saved_xmin)
 	NameData	hold;
 	volatile bool created = false;
 	bool		any;
-	bool		lowered = false;
+	volatile bool lowered = false;
 	TransactionId oldest;
 	TransactionId held;
 
