@@ -1,0 +1,458 @@
+#!/usr/bin/perl
+# make bench-slots: what keeping 100 failover slots costs, ours against the way
+# of existing tools on the same servers, alternately, and what each loses.
+#
+# The peer, called "advance" below, is what one can do without server code
+# before PostgreSQL 17: the slots' state files are copied to the stopped standby,
+# then each cycle compares positions and calls pg_replication_slot_advance there,
+# which decodes all WAL in between.  For that the standby needs
+# hot_standby_feedback and slots of its own to be kept by hand.
+#
+# SIZE=small (default): 100 MB of WAL; SIZE=full: 100, 250 and 1000 MB.
+# Needs nothing but another PG_CONFIG for another server.  Prints a table, and
+# writes bench/results/slots-VERSION-SIZE.json and .svg.
+
+use strict;
+use warnings;
+
+use JSON::PP;
+use POSIX ();
+use Tandem::Test;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $size = $ENV{SIZE} || 'small';
+my @volumes = $size eq 'full' ? (100, 250, 1000) : (100);
+my $repeats = $ENV{REPEATS} || ($size eq 'full' ? 3 : 5);
+my $nslots = 100;
+my $screen = Test::More->builder->output;
+
+my $conf = q{
+fsync = on
+log_statement = none
+max_replication_slots = 130
+max_wal_senders = 20
+max_connections = 60
+max_worker_processes = 30
+max_wal_size = 8GB
+checkpoint_timeout = 1h
+shared_buffers = 128MB
+autovacuum = off
+};
+
+# ---- Servers ------------------------------------------------------------------
+
+my ($primary, $ours, $peer, %slots_of, $layout);
+
+# Primary, one standby for each way, and the slots spread over databases.
+sub set_up
+{
+	my ($name, $ndatabases) = @_;
+
+	$layout = $name;
+	$primary = Tandem::Node->new_primary("primary_$name", conf => $conf);
+	%slots_of = ();
+	for my $d (1 .. $ndatabases)
+	{
+		my $database = $ndatabases == 1 ? 'postgres' : "db$d";
+		$primary->query("CREATE DATABASE $database") unless $database eq 'postgres';
+		$slots_of{$database} =
+		  [ map { sprintf 's%03d', ($d - 1) * $nslots / $ndatabases + $_ } 1 .. $nslots / $ndatabases ];
+	}
+	$primary->query('CREATE TABLE filler (line text)');
+	# cycles when we ask for one
+	$ours = $primary->new_standby("ours_$name", conf => 'tandem.sync_slots = off');
+	$peer = $primary->new_standby("peer_$name",
+		conf => "shared_preload_libraries = ''\nhot_standby_feedback = on");
+	for my $database (sort keys %slots_of)
+	{
+		$primary->query(
+			"SELECT pg_create_logical_replication_slot(s, 'test_decoding')
+			FROM unnest(ARRAY['" . join("','", @{ $slots_of{$database} }) . "']) s", $database);
+	}
+	# slots as consumers that work have them: moved past their creation
+	move_all() for 1 .. 2;
+	settle();
+	copy_state_files();
+	return;
+}
+
+sub tear_down
+{
+	for my $node ($ours, $peer, $primary)
+	{
+		$node->stop('fast');
+		$node->clean_node;
+	}
+	return;
+}
+
+sub settle
+{
+	$primary->wait_replayed($_) for $ours, $peer;
+	$_->query('CHECKPOINT') for $ours, $peer;
+	return;
+}
+
+# Megabytes of WAL from rows of a kilobyte.
+sub write_wal
+{
+	my ($megabytes) = @_;
+	my $end = $primary->query("SELECT pg_current_wal_insert_lsn() + $megabytes * 1024 * 1024::numeric");
+	while ($primary->query("SELECT pg_current_wal_insert_lsn() < '$end'") eq 't')
+	{
+		my $rows = $megabytes < 10 ? 400 : 8000;
+		$primary->query("INSERT INTO filler SELECT repeat(md5(i::text), 31) FROM generate_series(1, $rows) i;
+			TRUNCATE filler");
+	}
+	return;
+}
+
+sub advance_on
+{
+	my ($node, $database, $targets) = @_;
+	$node->query(
+		"SELECT count(pg_replication_slot_advance(s, l::pg_lsn)) FROM (VALUES "
+		  . join(', ', map { "('$_', '$targets->{$_}')" } sort keys %$targets)
+		  . ') AS t(s, l)', $database);
+	return;
+}
+
+# What a hundred consumers do: all slots to the end of WAL, their restart_lsn too.
+sub move_all
+{
+	for (1 .. 2)
+	{
+		$primary->log_standby_snapshot;
+		my $end = $primary->query('SELECT pg_current_wal_flush_lsn()');
+		advance_on($primary, $_, { map { $_ => $end } @{ $slots_of{$_} } })
+		  for sort keys %slots_of;
+	}
+	return;
+}
+
+# The same with each slot at a place of its own, evenly spread over the volume.
+sub write_and_spread
+{
+	my ($megabytes) = @_;
+	my %database_of;
+	for my $database (keys %slots_of) { $database_of{$_} = $database for @{ $slots_of{$database} } }
+	for my $slot (sort keys %database_of)
+	{
+		write_wal($megabytes / $nslots);
+		for (1 .. 2)
+		{
+			$primary->log_standby_snapshot;
+			advance_on($primary, $database_of{$slot},
+				{ $slot => $primary->query('SELECT pg_current_wal_flush_lsn()') });
+		}
+	}
+	return;
+}
+
+# ---- The two ways -------------------------------------------------------------
+
+# One cycle of ours.  Seconds on the clock, and what the worker says of it.
+sub cycle_ours
+{
+	my $start = time;
+	my $ready = $ours->query(q{SELECT count(*) FILTER (WHERE state = 'ready') FROM tandem.sync_slots()});
+	my $seconds = time - $start;
+	my ($cycle, $cpu, $bytes, $saved, $lag) = split /\|/, $ours->query(
+		'SELECT cycle_ms, cycle_cpu_ms, bytes_sent + bytes_received, slots_saved, restart_lag FROM tandem.sync_status');
+	return (ms => 1000 * $seconds, cycle_ms => $cycle, cpu_ms => $cpu, bytes => $bytes,
+		saved => $saved, restart_lag => $lag, ready => $ready);
+}
+
+# One cycle of the peer: read positions there and here, advance what differs.
+sub cycle_peer
+{
+	my $start = time;
+	my $query = q{SELECT slot_name, database, confirmed_flush_lsn FROM pg_replication_slots
+		WHERE slot_type = 'logical'};
+	my %here = map { my @r = split /\|/; $r[0] => $r[2] } split /\n/, $peer->query($query);
+	my %targets;
+	for (split /\n/, $primary->query($query))
+	{
+		my ($slot, $database, $lsn) = split /\|/;
+		$targets{$database}{$slot} = $lsn if $here{$slot} && $here{$slot} ne $lsn;
+	}
+	advance_on($peer, $_, $targets{$_}) for sort keys %targets;
+	return (ms => 1000 * (time - $start));
+}
+
+# The peer's first sync: no slot can be made on a standby before 16, so its files
+# are copied while it is down.
+sub copy_state_files
+{
+	my $start = time;
+	$peer->stop('fast');
+	for my $slot (map { @$_ } values %slots_of)
+	{
+		my ($from, $to) = map { $_->data_dir . "/pg_replslot/$slot" } $primary, $peer;
+		mkdir $to;
+		system('cp', "$from/state", "$to/state") == 0 or die "cp $from/state";
+	}
+	system('sync', '-f', $peer->data_dir);
+	$peer->start;
+	return (ms => 1000 * (time - $start));
+}
+
+# Everything of ours gone from the standby, for another first sync.
+sub forget_ours
+{
+	$primary->set('tandem.failover_slots' => 'none_at_all');
+	cycle_ours() for 1 .. 2;
+	my $left = $ours->query(q{SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical'});
+	die "the standby keeps $left slots" unless $left == 0;
+	$primary->set('tandem.failover_slots' => undef);
+	return;
+}
+
+# ---- Measuring ----------------------------------------------------------------
+
+my (@results, %row);
+
+sub record
+{
+	my ($case, $way, %figures) = @_;
+	push @{ $row{$case}{$way} }, \%figures;
+	return;
+}
+
+sub middle
+{
+	my @sorted = sort { $a <=> $b } @_;
+	my $n = @sorted;
+	return $n % 2 ? $sorted[ $n / 2 ] : ($sorted[ $n / 2 - 1 ] + $sorted[ $n / 2 ]) / 2;
+}
+
+# Runs both ways, in the order of the repeat's number, after what prepare does.
+sub alternate
+{
+	my ($case, $repeat, %ways) = @_;
+	my @ways = sort keys %ways;
+	@ways = reverse @ways if $repeat % 2;
+	record($case, $_, $ways{$_}->()) for @ways;
+	return;
+}
+
+sub finish
+{
+	my ($case) = @_;
+	my %result = (layout => $layout, case => $case);
+	for my $way (keys %{ $row{$case} })
+	{
+		my @runs = @{ $row{$case}{$way} };
+		my @ms = map { $_->{ms} } @runs;
+		$result{$way} = {
+			median => middle(@ms), min => (sort { $a <=> $b } @ms)[0], max => (sort { $b <=> $a } @ms)[0],
+			runs => \@runs };
+		for my $figure (qw(cycle_ms cpu_ms bytes saved restart_lag ready))
+		{
+			my @values = grep { defined && /\d/ } map { $_->{$figure} } @runs;
+			$result{$way}{$figure} = middle(@values) if @values;
+		}
+	}
+	$result{ratio} = $result{ours}{median} / $result{advance}{median};
+	push @results, \%result;
+	%row = ();
+	printf $screen "%-6s %-24s %8.1f (%.1f-%.1f) %10.1f (%.1f-%.1f) %8.3f  %6.1f %9d %5d\n",
+	  $layout, $case, @{ $result{ours} }{qw(median min max)},
+	  @{ $result{advance} }{qw(median min max)}, $result{ratio},
+	  @{ $result{ours} }{qw(cpu_ms bytes ready)};
+	return;
+}
+
+sub measure
+{
+	for my $repeat (1 .. $repeats)
+	{
+		forget_ours() if $ours->query(
+			q{SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical'}) > 0;
+		alternate('initial', $repeat, ours => \&cycle_ours, advance => \&copy_state_files);
+	}
+	finish('initial');
+	# both hold all slots from here on
+	until_ready();
+
+	for my $volume (@volumes)
+	{
+		for my $repeat (1 .. $repeats)
+		{
+			write_wal($volume);
+			move_all();
+			settle();
+			alternate("$volume MB, one position", $repeat,
+				ours => \&cycle_ours, advance => \&cycle_peer);
+		}
+		finish("$volume MB, one position");
+	}
+	for my $volume (@volumes)
+	{
+		for my $repeat (1 .. $repeats)
+		{
+			write_and_spread($volume);
+			settle();
+			alternate("$volume MB, distinct", $repeat,
+				ours => \&cycle_ours, advance => \&cycle_peer);
+		}
+		finish("$volume MB, distinct");
+	}
+	for my $repeat (1 .. 2 * $repeats)
+	{
+		alternate('idle', $repeat, ours => \&cycle_ours, advance => \&cycle_peer);
+	}
+	finish('idle');
+	return;
+}
+
+sub until_ready
+{
+	poll_for(sub { my %c = cycle_ours(); $c{ready} == $nslots }, 'all slots to be ready', 120);
+	return;
+}
+
+# ---- What is lost -------------------------------------------------------------
+
+# Overlapping transactions, as in test/t/010_overlap.pl.  Committed rows of those
+# that the consumer gets neither before nor after the failover.
+sub rows_lost
+{
+	my ($way) = @_;
+	my $old = Tandem::Node->new_primary("lost_$way", conf => $conf);
+	my $new = $old->new_standby("lost_standby_$way", conf => $way eq 'ours'
+		? 'tandem.sync_slots = off' : "shared_preload_libraries = ''\nhot_standby_feedback = on");
+	$old->query('CREATE TABLE t (id int PRIMARY KEY)');
+	$old->query(q{SELECT pg_create_logical_replication_slot('consumer', 'test_decoding')});
+	$old->advance_slot('consumer');
+	$old->wait_replayed($new);
+
+	($primary, $ours, $peer, %slots_of) = ($old, $new, $new, postgres => ['consumer']);
+	copy_state_files() if $way ne 'ours';
+	my $read = q{SELECT data FROM pg_logical_slot_get_changes('consumer', NULL, NULL)};
+
+	my $a = $old->background_psql('postgres');
+	my $b = $old->background_psql('postgres');
+	$a->query_safe('BEGIN; INSERT INTO t VALUES (1)');
+	$old->query('CHECKPOINT');
+	$b->query_safe('BEGIN; INSERT INTO t SELECT generate_series(2, 11)');
+	$old->query('CHECKPOINT');
+	$a->query_safe('COMMIT');
+	$a->quit;
+	$old->query('CHECKPOINT');
+	my $seen = $old->query($read);
+	$old->query('CHECKPOINT');
+	$seen .= $old->query($read);
+	$old->wait_replayed($new);
+	if ($way eq 'ours') { poll_for(sub { my %c = cycle_ours(); $c{ready} == 1 }, 'the slot to be ready') }
+	else { cycle_peer() }
+	$b->query_safe('COMMIT');
+	$b->quit;
+	$old->wait_replayed($new);
+
+	$old->kill9_all;
+	$new->promote;
+	$seen .= $new->query($read);
+	my $lost = grep { $seen !~ /\[integer\]:$_\b/ } 1 .. 11;
+	$new->stop('fast');
+	$_->clean_node for $new, $old;
+	return $lost;
+}
+
+# ---- Telling ------------------------------------------------------------------
+
+sub machine
+{
+	my ($cores) = (POSIX::sysconf(84));
+	my ($memory) = slurp_file('/proc/meminfo') =~ /MemTotal:\s+(\d+)/;
+	my ($model) = slurp_file('/proc/cpuinfo') =~ /model name\s*:\s*(.*)/;
+	my $version = `pg_config --version`;
+	chomp $version;
+	return {
+		cores => $cores + 0, memory_mb => int($memory / 1024), cpu => $model // 'unknown',
+		kernel => (POSIX::uname())[2], server => $version, fsync => 'on',
+		fsync_ms => fsync_ms() };
+}
+
+# What one durable write costs here, as the slots' files are written.
+sub fsync_ms
+{
+	my $path = "$ENV{TESTDIR}/fsync_probe";
+	my @ms;
+	for (1 .. 50)
+	{
+		my $start = time;
+		open my $file, '>', $path or die "$path: $!";
+		syswrite $file, 'x' x 200;
+		require IO::Handle;
+		$file->sync;
+		close $file;
+		push @ms, 1000 * (time - $start);
+	}
+	unlink $path;
+	return middle(@ms);
+}
+
+sub draw
+{
+	my ($name) = @_;
+	return unless -x '/usr/bin/gnuplot';
+	my $data = "$ENV{TESTDIR}/slots.dat";
+	open my $file, '>', $data or die "$data: $!";
+	for my $r (@results)
+	{
+		my $label = "$r->{case}\\n$r->{layout}";
+		printf $file qq{"%s" %f %f %f %f %f %f\n}, $label,
+		  map { @{ $r->{$_} }{qw(median min max)} } qw(ours advance);
+	}
+	close $file;
+	open my $gnuplot, '|-', 'gnuplot' or die "gnuplot: $!";
+	print $gnuplot <<"END";
+set terminal svg size 1000,480 font "sans-serif,12" background "white"
+set output "$name"
+set title "One cycle for $nslots failover slots: median, with minimum and maximum"
+set style data histogram
+set style histogram errorbars gap 1 lw 1.5
+set style fill solid 0.9 noborder
+set logscale y
+set ylabel "milliseconds (logarithmic)"
+set grid ytics lc rgb "#dddddd"
+set key top left
+set xtics rotate by -30 font ",10"
+set bmargin 7
+plot "$data" using 2:3:4:xtic(1) title "pg\\_tandem" lc rgb "#1b6ca8", \\
+     "" using 5:6:7 title "positions copied + pg\\_replication\\_slot\\_advance" lc rgb "#d08c3e"
+END
+	close $gnuplot or die "gnuplot failed";
+	return;
+}
+
+my $machine = machine();
+print $screen "$machine->{server}, $machine->{cores} cores ($machine->{cpu}), $machine->{memory_mb} MB,"
+  . sprintf(" fsync on (%.2f ms)", $machine->{fsync_ms}) . ", SIZE=$size, $repeats repeats\n\n";
+printf $screen "%-6s %-24s %-24s %-26s %8s %7s %9s %5s\n", 'slots', 'case',
+  'ours ms (min-max)', 'advance ms (min-max)', 'ratio', 'CPU ms', 'bytes', 'ready';
+for my $setup ([ '1x100', 1 ], [ '20x5', 20 ])
+{
+	set_up(@$setup);
+	measure();
+	tear_down();
+}
+my %lost = map { $_ => rows_lost($_) } qw(ours advance);
+print $screen "\noverlapping transactions, committed rows lost of 11: ours $lost{ours}, advance $lost{advance}\n";
+
+my $folder = ($ENV{TANDEM_OUTPUT} // $ENV{TESTDIR}) . '/bench/results';
+File::Path::mkpath($folder);
+my ($major) = $machine->{server} =~ /(\d+)/;
+my $name = "$folder/slots-$major-$size";
+open my $json, '>', "$name.json" or die "$name.json: $!";
+print $json JSON::PP->new->pretty->canonical->encode(
+	{ machine => $machine, size => $size, repeats => $repeats, results => \@results, rows_lost => \%lost });
+close $json;
+draw("$name.svg");
+print $screen "\nwritten: bench/results/slots-$major-$size.json, .svg\n";
+
+# A bench has no timed assertion, but losing rows is a failure.
+is($lost{ours}, 0, 'no row lost');
+done_testing();
