@@ -257,7 +257,7 @@ sub finish
 	$result{ratio} = $result{ours}{median} / $result{advance}{median};
 	push @results, \%result;
 	%row = ();
-	printf $screen "%-6s %-24s %8.1f (%.1f-%.1f) %10.1f (%.1f-%.1f) %8.3f  %6.1f %9d %5d\n",
+	print $screen sprintf "%-6s %-24s %8.1f (%.1f-%.1f) %10.1f (%.1f-%.1f) %8.3f  %6.1f %9d %5d\n",
 	  $layout, $case, @{ $result{ours} }{qw(median min max)},
 	  @{ $result{advance} }{qw(median min max)}, $result{ratio},
 	  @{ $result{ours} }{qw(cpu_ms bytes ready)};
@@ -431,7 +431,7 @@ END
 my $machine = machine();
 print $screen "$machine->{server}, $machine->{cores} cores ($machine->{cpu}), $machine->{memory_mb} MB,"
   . sprintf(" fsync on (%.2f ms)", $machine->{fsync_ms}) . ", SIZE=$size, $repeats repeats\n\n";
-printf $screen "%-6s %-24s %-24s %-26s %8s %7s %9s %5s\n", 'slots', 'case',
+print $screen sprintf "%-6s %-24s %-24s %-26s %8s %7s %9s %5s\n", 'slots', 'case',
   'ours ms (min-max)', 'advance ms (min-max)', 'ratio', 'CPU ms', 'bytes', 'ready';
 for my $setup ([ '1x100', 1 ], [ '20x5', 20 ])
 {
