@@ -209,8 +209,17 @@ tandem_remote_close(TandemRemote *remote)
 bool
 tandem_remote_is_alive(TandemRemote *remote)
 {
-	return remote != NULL &&
-		PQstatus(remote->conn) == CONNECTION_OK &&
+	if (remote == NULL)
+		return false;
+
+	/*
+	 * Only reading notices that the other side has closed the connection; its
+	 * last words may come before the end.
+	 */
+	if (PQtransactionStatus(remote->conn) == PQTRANS_IDLE &&
+		PQconsumeInput(remote->conn))
+		(void) PQconsumeInput(remote->conn);
+	return PQstatus(remote->conn) == CONNECTION_OK &&
 		PQtransactionStatus(remote->conn) == PQTRANS_IDLE;
 }
 
