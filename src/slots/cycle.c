@@ -12,7 +12,7 @@
  *
  * - every snapshot file that the primary has in [R, C] is here, R's among
  *   them (or decoding from R is proven to be consistent by C in another way,
- *   see prove.c), and so are the mapping files from R on;
+ *   see prove.c), and, when the slot is made, the mapping files from R on;
  * - WAL from R on is here, and it can't be removed: no restartpoint that began
  *   before the reservation is still running;
  * - C has been replayed here;
@@ -567,6 +567,11 @@ read_replay_position(Cycle *cycle)
 
 	for (i = 0; i < cycle->nslots; i++)
 		wanted = Max(wanted, cycle->slots[i].confirmed_lsn);
+	for (i = 0; i < cycle->nmappings; i++)
+	{
+		if (cycle->mapping_contents[i] != NULL)
+			wanted = Max(wanted, cycle->mapping_asof[i]);
+	}
 	deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 										   Min(REPLAY_WAIT, tandem_slot_sync_interval));
 	for (;;)
@@ -676,11 +681,11 @@ install_files(Cycle *cycle)
 
 /*
  * Are all files here that a slot needs?  Otherwise the entry says what is
- * missing.
+ * missing.  exists: the slot is here already, and keeps its files.
  */
 static bool
 files_complete(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
-			   TandemSlotEntry *entry)
+			   bool exists, TandemSlotEntry *entry)
 {
 	int			i;
 
@@ -700,11 +705,17 @@ files_complete(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 					LSN_FORMAT_ARGS(lsn));
 		return false;
 	}
-	for (i = 0; i < cycle->nmappings; i++)
+
+	/*
+	 * Replay writes mapping files itself.  Only what a restartpoint has removed
+	 * before there was a slot must be sent; and what replay has not reached
+	 * isn't needed yet.
+	 */
+	for (i = 0; i < cycle->nmappings && !exists; i++)
 	{
 		const TandemMappingFile *file = &cycle->mappings[i];
 
-		if (file->lsn < slot->restart_lsn ||
+		if (file->lsn < slot->restart_lsn || file->lsn > cycle->replayed ||
 			(OidIsValid(file->database) && file->database != database))
 			continue;
 		if (cycle->install_error)
@@ -829,7 +840,7 @@ follow_slot(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 				LSN_FORMAT_ARGS(cycle->replayed));
 		return;
 	}
-	if (!files_complete(cycle, slot, database, entry))
+	if (!files_complete(cycle, slot, database, true, entry))
 		return;
 
 	if (m->moved == 0)
@@ -991,7 +1002,7 @@ adopt_slot(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 				LSN_FORMAT_ARGS(cycle->replayed));
 		return;
 	}
-	if (!files_complete(cycle, slot, database, entry))
+	if (!files_complete(cycle, slot, database, false, entry))
 		return;
 
 	/* the same WAL decoded again gives the same verdict */
