@@ -386,6 +386,14 @@ age_text(TimestampTz since)
 	return psprintf("%d d", (int) (s / 86400));
 }
 
+/* "all 3 failover slots are"; palloc'd */
+static char *
+slots_text(int n)
+{
+	return n == 1 ? pstrdup("the only failover slot is") :
+		psprintf("all %d failover slots are", n);
+}
+
 /*
  * SQL function tandem.failover_ready(): what an orchestrator asks before it
  * promotes.  True if every failover slot that the primary had at the last
@@ -465,8 +473,8 @@ tandem_failover_ready(PG_FUNCTION_ARGS)
 	else if (last_success == 0)
 	{
 		ready = true;
-		reason = psprintf("all %d failover slots were ready at the last contact with the primary, before this server's start",
-						  n);
+		reason = psprintf("%s ready; this server has had no contact with the primary since its start",
+						  slots_text(n));
 	}
 	else
 	{
@@ -474,8 +482,8 @@ tandem_failover_ready(PG_FUNCTION_ARGS)
 		reason = n == 0 ?
 			psprintf("the primary has no failover slots; last contact %s ago",
 					 age_text(last_success)) :
-			psprintf("all %d failover slots are ready; last contact with the primary %s ago",
-					 n, age_text(last_success));
+			psprintf("%s ready; last contact with the primary %s ago",
+					 slots_text(n), age_text(last_success));
 	}
 
 	values[0] = BoolGetDatum(ready);

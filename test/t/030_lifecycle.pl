@@ -45,7 +45,7 @@ sub wait_slot_value
 create_slot('plain');
 $standby->wait_slot_ready('plain');
 pass('a new slot becomes ready');
-is($standby->query("SELECT ready, reason ~ '^all 1 failover slots are ready; last contact' FROM tandem.failover_ready()"),
+is($standby->query("SELECT ready, reason ~ '^the only failover slot is ready; last contact' FROM tandem.failover_ready()"),
 	't|t', 'failover_ready says so');
 is($primary->query("SELECT ready, reason FROM tandem.failover_ready()"),
 	'f|this server is a primary', 'a primary is not ready to be promoted');

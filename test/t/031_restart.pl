@@ -28,7 +28,7 @@ $standby->restart;
 $standby->wait_slot_ready('one');
 $standby->wait_slot_ready('two');
 is($standby->query('SELECT ready, reason FROM tandem.failover_ready()'),
-	q{t|all 2 failover slots were ready at the last contact with the primary, before this server's start},
+	't|all 2 failover slots are ready; this server has had no contact with the primary since its start',
 	'ready slots stay ready over a restart without a primary');
 $standby->kill9_all;
 $standby->start;
