@@ -271,6 +271,7 @@ check_dbname(Diagnosis *d, Node *node)
 {
 	const char *conninfo = node_setting(node, "tandem.primary_conninfo");
 	const char *want = d->topology->primary ? d->topology->primary->tandem_database : NULL;
+	const char *error = field(node->sync, 0, "error");
 	PQconninfoOption *options;
 	const char *have = NULL;
 
@@ -283,7 +284,9 @@ check_dbname(Diagnosis *d, Node *node)
 	PQconninfoFree(options);
 	if (options == NULL || (have && strcmp(have, want) == 0))
 		return false;
-	if (have == NULL && field(node->sync, 0, "error") == NULL)
+	/* without one, libpq takes the role's name: an error of another kind tells otherwise */
+	if (have == NULL &&
+		(error == NULL || !(strstr(error, "database \"") || strstr(error, "the primary answered"))))
 		return false;
 	finding_setting(d, PROBLEM, node, "dbname", "tandem.primary_conninfo",
 					quote_literal(strstr(conninfo, "://") ? conninfo :

@@ -79,7 +79,6 @@ ok((grep { $_->{setting} eq 'max_replication_slots' && $_->{node} eq label($prim
 
 # ---- Settings, no slot there yet --------------------------------------------
 
-check('no_failover_slots', $primary, 'note', undef) if 0;
 ok(finding('no_failover_slots', $primary), 'no_failover_slots: a note');
 
 check('wal_level', $standby, 'problem', sub { set_and_restart($standby, wal_level => 'replica') });
@@ -87,6 +86,7 @@ check('max_replication_slots', $standby, 'problem',
 	sub { set_and_restart($standby, max_replication_slots => 1) });
 check('max_replication_slots', $primary, 'warning',
 	sub { set_and_restart($primary, max_replication_slots => 2) });
+set_and_restart($primary, max_replication_slots => 20);
 check('max_wal_senders', $primary, 'warning', sub { set_and_restart($primary, max_wal_senders => 2) });
 {
 	set_and_restart($primary, max_worker_processes => 0);
@@ -174,6 +174,8 @@ check('grant', $standby, 'problem', sub {
 	$primary->query('REVOKE EXECUTE ON FUNCTION tandem.source_slots FROM stranger') });
 check('dbname', $standby, 'problem', sub {
 	$standby->set('tandem.primary_conninfo' => "$to_primary user=stranger dbname=template1") });
+check('dbname', $standby, 'problem', sub {
+	$standby->set('tandem.primary_conninfo' => "$to_primary user=stranger") });
 {
 	$standby->set('tandem.primary_conninfo' => 'host=127.0.0.1 port=1 user=stranger');
 	my $found = wait_finding('sync_error', $standby);
