@@ -67,25 +67,29 @@ worker_exit(int code, Datum arg)
 	ConditionVariableBroadcast(&tandem_slots_shared->cv);
 }
 
-static void
+/* Returns whether the configuration was read again. */
+static bool
 reload_if_asked(void)
 {
 	CHECK_FOR_INTERRUPTS();
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
+	if (!ConfigReloadPending)
+		return false;
+	ConfigReloadPending = false;
+	ProcessConfigFile(PGC_SIGHUP);
+	return true;
 }
 
-/* Sleeps up to ms milliseconds or until the latch is set. */
-static void
+/*
+ * Sleeps up to ms milliseconds or until the latch is set.  Returns whether the
+ * configuration was read again.
+ */
+static bool
 pause_for(long ms)
 {
 	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 					 ms, PG_WAIT_EXTENSION);
 	ResetLatch(MyLatch);
-	reload_if_asked();
+	return reload_if_asked();
 }
 
 /* Tells waiters that all tickets up to "ticket" have been served. */
@@ -148,14 +152,12 @@ standby_loop(void)
 			PROMOTION_CHECK;
 		if (left > 0)
 		{
-			bool		reload = ConfigReloadPending;
-
-			pause_for(Min(left, PROMOTION_CHECK));
-			if (reload || tandem_helper_finished())
+			/* new settings may mend what failed: try at once */
+			if (pause_for(Min(left, PROMOTION_CHECK)) || tandem_helper_finished())
 				next = GetCurrentTimestamp();
 		}
 		else
-			reload_if_asked();
+			(void) reload_if_asked();
 	}
 	tandem_cycle_promoted();
 }
@@ -192,7 +194,7 @@ primary_loop(void)
 		LWLockRelease(tandem_slots_shared->lock);
 		serve(ticket);			/* requests from before the promotion */
 
-		pause_for(EXPIRE_INTERVAL);
+		(void) pause_for(EXPIRE_INTERVAL);
 	}
 }
 

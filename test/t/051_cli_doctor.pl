@@ -9,6 +9,9 @@ use Tandem::Command;
 use Tandem::Test;
 use Test::More;
 
+# the servers' libpq shall look at nothing but conninfos
+delete $ENV{PGDATABASE};
+
 my $primary = Tandem::Node->new_primary('primary');
 my $standby = $primary->new_standby('standby');
 my @nodes = ($primary, $standby);
@@ -213,15 +216,12 @@ $primary->set('tandem.standby_slots' => undef);
 	$primary->query(q{SELECT pg_drop_replication_slot('half')});
 }
 {
+	$primary->query(q{SELECT pg_drop_replication_slot('app')});
 	$primary->query(q{SELECT pg_create_physical_replication_slot('slow', true)});
-	$primary->set(max_slot_wal_keep_size => '16MB', max_wal_size => '32MB');
-	$primary->switch_wal(2);
+	$primary->switch_wal(3);
 	$primary->wait_replayed($standby);
-	check('slot_wal_short', $primary, 'warning', undef);
+	check('slot_wal_short', $primary, 'warning', sub { $primary->set(max_slot_wal_keep_size => '64MB') });
 	$primary->set(max_slot_wal_keep_size => '1MB');
-	$primary->switch_wal(4);
-	$primary->wait_replayed($standby);
-	$primary->advance_slot('app');
 	check('slot_unreserved', $primary, 'warning', undef);
 	$primary->set(max_slot_wal_keep_size => '1MB');
 	$primary->query('CHECKPOINT');
@@ -230,6 +230,8 @@ $primary->set('tandem.standby_slots' => undef);
 	apply_fixes($found, @nodes);
 	ok(wait_gone('slot_lost', $primary), 'slot_lost: gone');
 	$primary->set(max_slot_wal_keep_size => undef);
+	$primary->query(q{SELECT pg_create_logical_replication_slot('app', 'test_decoding')});
+	$standby->wait_slot_ready('app');
 }
 
 # ---- Several nodes, and nodes that aren't there -----------------------------
