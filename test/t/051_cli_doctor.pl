@@ -237,7 +237,9 @@ $primary->set('tandem.standby_slots' => undef);
 # ---- Several nodes, and nodes that aren't there -----------------------------
 
 {
-	my $twin = $primary->new_standby('twin', slot => undef, conf => "primary_slot_name = 'standby'\n");
+	my $twin = $primary->new_standby('twin', slot => undef, start => 0,
+		conf => "primary_slot_name = 'standby'\n");
+	$twin->start;
 	push @nodes, $twin;
 	check('primary_slot_shared', $twin, 'problem', undef, @all, also($twin));
 	$twin->stop;
