@@ -410,7 +410,11 @@ gate_putmessage_noblock(char msgtype, const char *s, size_t len)
 		return true;
 	if (tandem_standby_slots_list == NULL ||
 		MyReplicationSlot == NULL || !SlotIsLogical(MyReplicationSlot))
+	{
+		if (stream.capped)
+			set_capped(false);
 		return false;
+	}
 
 	if (len == KEEPALIVE_LENGTH && s[0] == 'k')
 		return cap_keepalive(s, len);
@@ -434,13 +438,14 @@ gate_holds_message(void)
 	return stream.holding;
 }
 
-/* Is the server shutting down, and waiting for standbys in vain? */
+/* Is the server shutting down, and we wait for standbys in vain? */
 static bool
 must_leave(XLogRecPtr wanted)
 {
 	TimestampTz since = (TimestampTz) pg_atomic_read_u64(&shared->shutdown_since);
 
-	if (since == 0 || tandem_standby_slots_list == NULL)
+	if (since == 0 || tandem_standby_slots_list == NULL ||
+		passable_lsn(true) >= wanted)
 		return false;
 	return TimestampDifferenceExceeds(since, GetCurrentTimestamp(), SHUTDOWN_GRACE_MS) ||
 		tandem_reachable_lsn(tandem_standby_slots_list) < wanted;

@@ -91,6 +91,12 @@ sub seconds
 sub start_stream
 {
 	my ($slot) = @_;
+	return send_query(connect_replication(),
+		"START_REPLICATION SLOT \"$slot\" LOGICAL 0/0 (\"skip-empty-xacts\" '1')");
+}
+
+sub connect_replication
+{
 	my $socket = IO::Socket::UNIX->new(Peer => $primary->host . '/.s.PGSQL.' . $primary->port)
 	  or die "could not connect: $!";
 	my $user = getpwuid $<;
@@ -98,10 +104,25 @@ sub start_stream
 	  . join("\0", 'user', $user, 'database', 'postgres', 'replication', 'database', '', '');
 	print $socket pack('N', 4 + length $startup) . $startup;
 	read_until($socket, 'Z');
-	my $query = "START_REPLICATION SLOT \"$slot\" LOGICAL 0/0 (\"skip-empty-xacts\" '1')\0";
-	print $socket 'Q' . pack('N', 4 + length $query) . $query;
+	return $socket;
+}
+
+sub send_query
+{
+	my ($socket, $query) = @_;
+	print $socket 'Q' . pack('N', 5 + length $query) . "$query\0";
 	read_until($socket, 'W');
 	return $socket;
+}
+
+# What a standby sends: it has written, flushed and replayed up to here.
+sub send_status
+{
+	my ($socket, $lsn) = @_;
+	my $position = pack 'NN', map { hex } split m{/}, $lsn;
+	my $body = 'r' . $position x 3 . pack('NN', 0, 0) . "\0";
+	print $socket 'd' . pack('N', 4 + length $body) . $body;
+	return;
 }
 
 # Sends CopyDone; returns the types of all messages up to ReadyForQuery, where
@@ -367,6 +388,37 @@ subtest 'pg_recvlogical, another output plugin' => sub {
 	my $count = () = slurp_file($file) =~ /recv 2/g;
 	is($count, 1, 'with what was held, once');
 	$primary->query(q{SELECT pg_drop_replication_slot('recv')});
+};
+
+subtest 'a standby goes back' => sub {
+	# made anew from an older backup, say; played by a client of our own
+	$primary->query(q{SELECT pg_create_physical_replication_slot('reborn', true)});
+	my $start = $primary->query('SELECT pg_current_wal_flush_lsn()');
+	my $reborn = send_query(connect_replication(), "START_REPLICATION SLOT \"reborn\" PHYSICAL $start");
+	send_status($reborn, $start);
+	$primary->set('tandem.standby_slots' => 'reborn');
+	insert('first life');
+	wait_held();
+	ok(!arrived('first life'), 'held');
+	my $end = $primary->query('SELECT pg_current_wal_flush_lsn()');
+	send_status($reborn, $end);
+	wait_arrived('first life', 5);
+	poll_for(sub { standby_row('reborn', 'flush_lsn') eq $end }, 'the position in tandem.standbys');
+	send_status($reborn, $start);
+	poll_for(sub { standby_row('reborn', 'flush_lsn') eq $start }, 'the lower position');
+	insert('second life');
+	wait_held();
+	ok(!arrived('second life'), 'a position that went down counts');
+	# a position between the two opens nothing
+	send_status($reborn, $end);
+	poll_for(sub { standby_row('reborn', 'flush_lsn') eq $end }, 'the position before');
+	ok(!arrived('second life'), 'nothing is released early');
+	send_status($reborn, $primary->query('SELECT pg_current_wal_flush_lsn()'));
+	wait_arrived('second life', 5);
+	close $reborn;
+	$primary->set('tandem.standby_slots' => 'a');
+	poll_for(sub { $primary->slot_value('reborn', 'active') eq 'f' }, 'the slot to be free');
+	$primary->query(q{SELECT pg_drop_replication_slot('reborn')});
 };
 
 subtest 'fast shutdown, standby down' => sub {
