@@ -257,9 +257,9 @@ $primary->set('tandem.standby_slots' => undef);
 {
 	$standby->append_conf('postgresql.conf', 'hot_standby = off');
 	$standby->stop;
-	my $log = $standby->log_mark;
 	PostgreSQL::Test::Utils::system_or_bail('pg_ctl', '-D', $standby->data_dir, '-l',
 		$standby->logfile, '-W', 'start');
+	poll_for(sub { -s $standby->data_dir . '/postmaster.pid' }, 'the standby to start');
 	$standby->_update_pid(1);
 	poll_for(sub { finding('hot_standby', $standby) }, 'finding hot_standby');
 	my ($found, $code) = finding('hot_standby', $standby);
