@@ -61,6 +61,7 @@
 #include "replication/walreceiver.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
+#include "storage/lwlock.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -69,6 +70,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "common/controldata_utils.h"
 #include "common/remote.h"
 #include "common/settings.h"
 #include "slots/slots.h"
@@ -109,6 +111,7 @@ static char *remote_conninfo = NULL;
 static TransactionId relied_hold = InvalidTransactionId;
 static XLogRecPtr barrier_lsn = InvalidXLogRecPtr;	/* reserved before the last barrier */
 static XLogRecPtr barrier_pending = InvalidXLogRecPtr;
+static bool files_kept = false; /* by each restartpoint that may be running */
 static uint64 cycle_number = 0;
 
 /* The cycle under way. */
@@ -771,6 +774,69 @@ wal_limit_exceeded(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
 	return false;
 }
 
+/* ---- reserving -------------------------------------------------------------- */
+
+/* Reserves from lsn on; false, with the error logged, if that fails. */
+static bool
+try_reserve(XLogRecPtr lsn)
+{
+	MemoryContext context = CurrentMemoryContext;
+	volatile bool reserved = false;
+
+	PG_TRY();
+	{
+		tandem_reserve(lsn);
+		reserved = true;
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		EmitErrorReport();
+		FlushErrorState();
+		LWLockReleaseAll();
+		if (MyReplicationSlot != NULL)
+			ReplicationSlotRelease();
+	}
+	PG_END_TRY();
+	return reserved;
+}
+
+/*
+ * Keeps WAL and files from lsn on as well: a slot is about to be dropped and
+ * made anew.
+ */
+static void
+reserve_also(Cycle *cycle, XLogRecPtr lsn)
+{
+	if (cycle->reserved && cycle->reserve <= lsn)
+		return;
+	if (try_reserve(lsn))
+	{
+		cycle->reserve = lsn;
+		cycle->reserved = true;
+	}
+}
+
+/*
+ * Is a restartpoint under way that may be removing files?  It sets the redo
+ * pointer in shared memory first, removes snapshot and mapping files, and
+ * then writes the control file.
+ */
+static bool
+restartpoint_running(void)
+{
+	ControlFileData *control;
+	bool		sound;
+	bool		running;
+
+	LWLockAcquire(ControlFileLock, LW_SHARED);
+	control = get_controlfile(DataDir, &sound);
+	running = !sound || control->checkPointCopy.redo != GetRedoRecPtr();
+	LWLockRelease(ControlFileLock);
+	pfree(control);
+	return running;
+}
+
 /* ---- one slot ----------------------------------------------------------------------- */
 
 /*
@@ -884,6 +950,7 @@ wal_complete(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
 {
 	XLogSegNo	segno;
 	uint64		missing;
+	bool		barrier;
 
 	XLByteToSeg(restart, segno, wal_segment_size);
 	if (wal_limit_exceeded(cycle, restart, entry))
@@ -905,10 +972,11 @@ wal_complete(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
 
 	/*
 	 * A restartpoint that began before the reservation may still remove WAL
-	 * and files below its redo pointer.
+	 * and files below its redo pointer, or all files.
 	 */
-	if (restart < GetRedoRecPtr() &&
-		(XLogRecPtrIsInvalid(barrier_lsn) || restart < barrier_lsn))
+	barrier = restart < GetRedoRecPtr() &&
+		(XLogRecPtrIsInvalid(barrier_lsn) || restart < barrier_lsn);
+	if (barrier || !files_kept)
 	{
 		if (!cycle->reserved)
 			pending(entry, "Raise max_replication_slots on this standby and restart it.",
@@ -916,7 +984,7 @@ wal_complete(Cycle *cycle, XLogRecPtr restart, TandemSlotEntry *entry)
 		else if (segno >= cycle->oldest)
 			pending(entry, NULL,
 					"waiting for a restartpoint that may have begun before its WAL was reserved");
-		if (cycle->reserved && XLogRecPtrIsInvalid(barrier_pending) &&
+		if (barrier && cycle->reserved && XLogRecPtrIsInvalid(barrier_pending) &&
 			tandem_helper_start(TANDEM_HELPER_BARRIER, InvalidOid, NULL))
 			barrier_pending = cycle->reserve;
 		return false;
@@ -1110,6 +1178,8 @@ process_slot(Cycle *cycle, const TandemRemoteSlot *slot, TandemSlotEntry *entry)
 
 		if (why)
 		{
+			if (!invalid && !wal_limit_exceeded(cycle, slot->restart_lsn, NULL))
+				reserve_also(cycle, slot->restart_lsn);
 			drop_slot(cycle, name, why);
 			exists = false;
 			m->proven_from = InvalidXLogRecPtr;
@@ -1321,31 +1391,6 @@ take_helper_result(void)
 	}
 }
 
-/* Reserves from lsn on; false, with the error logged, if that fails. */
-static bool
-try_reserve(XLogRecPtr lsn)
-{
-	MemoryContext context = CurrentMemoryContext;
-	volatile bool reserved = false;
-
-	PG_TRY();
-	{
-		tandem_reserve(lsn);
-		reserved = true;
-	}
-	PG_CATCH();
-	{
-		MemoryContextSwitchTo(context);
-		EmitErrorReport();
-		FlushErrorState();
-		LWLockReleaseAll();
-		if (MyReplicationSlot != NULL)
-			ReplicationSlotRelease();
-	}
-	PG_END_TRY();
-	return reserved;
-}
-
 /*
  * Reserves WAL and files for the slots that don't exist here yet, before
  * anything of them is installed.
@@ -1375,6 +1420,13 @@ reserve_for_new_slots(Cycle *cycle)
 		cycle->reserve = lsn;
 	}
 
+	/*
+	 * A restartpoint that found no logical slot removes all files, also those
+	 * younger than itself.
+	 */
+	if (!tandem_any_logical_slot())
+		files_kept = false;
+
 	if (XLogRecPtrIsInvalid(cycle->reserve))
 	{
 		tandem_unreserve();
@@ -1392,6 +1444,8 @@ reserve_for_new_slots(Cycle *cycle)
 		if (!XLogRecPtrIsInvalid(barrier_pending))
 			barrier_pending = Max(barrier_pending, cycle->reserve);
 	}
+	if (!files_kept && tandem_any_logical_slot())
+		files_kept = !restartpoint_running();
 }
 
 static void

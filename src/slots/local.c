@@ -100,6 +100,28 @@ tandem_local_slot(const char *name, TandemLocalSlot *copy)
 	return found;
 }
 
+/* Is there a logical slot, of whatever persistency, that keeps files? */
+bool
+tandem_any_logical_slot(void)
+{
+	bool		found = false;
+	int			i;
+
+	LWLockAcquire(ReplicationSlotControlLock, LW_SHARED);
+	for (i = 0; i < max_replication_slots && !found; i++)
+	{
+		ReplicationSlot *s = &ReplicationSlotCtl->replication_slots[i];
+
+		if (!s->in_use || !SlotIsLogical(s))
+			continue;
+		SpinLockAcquire(&s->mutex);
+		found = !XLogRecPtrIsInvalid(s->data.restart_lsn);
+		SpinLockRelease(&s->mutex);
+	}
+	LWLockRelease(ReplicationSlotControlLock);
+	return found;
+}
+
 /* How many more slots this server can have. */
 int
 tandem_free_slots(void)

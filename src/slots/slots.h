@@ -239,6 +239,7 @@ typedef struct TandemLocalSlot
 /* local.c */
 extern TandemLocalSlot *tandem_local_slots(int *count);
 extern bool tandem_local_slot(const char *name, TandemLocalSlot *copy);
+extern bool tandem_any_logical_slot(void);
 extern int	tandem_free_slots(void);
 extern void tandem_local_create(const TandemRemoteSlot *remote, Oid database,
 								XLogRecPtr restart_lsn, bool need_file);
