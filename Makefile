@@ -46,7 +46,7 @@ lint:
 
 format:
 	@build-aux/packages install format
-	clang-format -i $(wildcard src/*.[ch] src/*/*.[ch] cli/*.[ch] cli/*/*.[ch])
+	@build-aux/format $(wildcard src/*.[ch] src/*/*.[ch] cli/*.[ch] cli/*/*.[ch])
 
 clean:
 	rm -rf pg_tandem.so libpg_tandem.a libpg_tandem.pc cli/tandem .build-flags tmp_check
