@@ -122,6 +122,7 @@ typedef struct Cycle
 	TimeLineID	timeline;
 	XLogRecPtr	flushed;
 	TransactionId hold;
+	TimestampTz held_until;		/* by the primary's clock; 0 = for ever */
 	TandemRemoteSlot *slots;
 	int			nslots;
 	TandemSnapshotFile *files;	/* sent, or at least told of */
@@ -450,6 +451,7 @@ read_info(Cycle *cycle, PGresult *res, int row)
 	cycle->started = strtoll(PQgetvalue(res, row, 3), NULL, 10);
 	cycle->timeline = result_int(res, row, 4);
 	cycle->flushed = result_lsn(res, row, 5);
+	cycle->held_until = (TimestampTz) result_lsn(res, row, 7);
 	cycle->hold = result_int(res, row, 8);
 }
 
@@ -1598,6 +1600,7 @@ run_cycle(Cycle *cycle, MemoryContext context)
 
 	ask_primary(cycle, saved_xmin);
 	relied_hold = cycle->hold;
+	tandem_owned_set_held_until(cycle->held_until);
 	read_replay_position(cycle);
 	reserve_for_new_slots(cycle);
 	install_files(cycle);
@@ -1634,6 +1637,79 @@ run_cycle(Cycle *cycle, MemoryContext context)
 	if (!XLogRecPtrIsInvalid(cycle->fetch_from))
 		fetch_missing_wal(cycle, context);
 	forget_unseen();
+}
+
+/*
+ * Has replay come to a time when the primary may have ended our hold, without
+ * a contact in between?  Then catalog rows that our slots need may be gone.
+ *
+ * The times of replayed commits tell, not this server's clock: when nothing
+ * more comes from the primary, nothing more is removed either, and the last
+ * proof stays valid however old it is.
+ */
+static bool
+hold_ended(void)
+{
+	TimestampTz until = tandem_owned_held_until();
+
+	return until != 0 && GetLatestXTime() > until;
+}
+
+/*
+ * Gives up our slots if the primary may no longer hold catalog rows for them.
+ * Called by the worker between cycles, not in a transaction.
+ */
+void
+tandem_cycle_check_hold(void)
+{
+	TandemSlotsShared *shared = tandem_slots_shared;
+	TandemLocalSlot *locals;
+	int			nlocals;
+	int			ndropped = 0;
+	int			i;
+	int			j;
+
+	if (!hold_ended() || tandem_owned_count() == 0)
+		return;
+	StartTransactionCommand();
+	locals = tandem_local_slots(&nlocals);
+	for (i = 0; i < nlocals; i++)
+	{
+		const char *name = NameStr(locals[i].name);
+
+		if (tandem_owned(name) == NULL)
+			continue;
+		LockSharedObject(DatabaseRelationId, locals[i].database, 0,
+						 AccessShareLock);
+		if (!tandem_local_slot(name, &locals[i]))
+			continue;
+		tandem_local_drop(name);
+		tandem_owned_remove(name);
+		ndropped++;
+		ereport(LOG,
+				(errmsg("dropped failover slot \"%s\" on this standby: the primary may no longer hold its catalog rows",
+						name),
+				 errdetail("Replay has passed %s, up to when the primary had promised to hold them.",
+						   timestamptz_to_str(tandem_owned_held_until())),
+				 errhint("Restore the contact with the primary; tandem.sync_status shows the error.")));
+
+		LWLockAcquire(shared->lock, LW_EXCLUSIVE);
+		for (j = 0; j < Min(shared->nentries, shared->max_entries); j++)
+		{
+			TandemSlotEntry *entry = &shared->entries[j];
+
+			if (strcmp(NameStr(entry->name), name) != 0)
+				continue;
+			entry->restart_lsn = entry->confirmed_lsn = InvalidXLogRecPtr;
+			entry->catalog_xmin = InvalidTransactionId;
+			pending(entry, "Restore the contact with the primary; tandem.sync_status shows the error.",
+					"there was no contact with the primary for longer than its tandem.hold_timeout, so it may no longer hold the catalog rows of this slot");
+		}
+		LWLockRelease(shared->lock);
+	}
+	tandem_owned_set_unproven(tandem_owned_unproven() + ndropped);
+	tandem_owned_save();
+	CommitTransactionCommand();
 }
 
 /*
@@ -1750,7 +1826,8 @@ tandem_cycle_start(void)
 						 AccessShareLock);
 		if (!tandem_local_slot(name, &locals[i]))
 			continue;
-		why = local_disproof(&locals[i], cycle.oldest);
+		why = hold_ended() ? "the primary may no longer hold its catalog rows" :
+			local_disproof(&locals[i], cycle.oldest);
 		if (why)
 		{
 			drop_slot(&cycle, name, why);

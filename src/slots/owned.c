@@ -17,7 +17,8 @@
  *
  * The file also says how many of the primary's failover slots had no proven
  * slot here, so that after a restart without a primary failover_ready() knows
- * whether the slots it sees are all there were.
+ * whether the slots it sees are all there were; and until when the primary has
+ * promised to hold catalog rows.
  *
  * Private to the worker; the list lives in TopMemoryContext.
  *
@@ -30,23 +31,27 @@
 #include "replication/slot.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/timestamp.h"
 
 #include "common/statefile.h"
 #include "slots/slots.h"
 
 #define OWNED_FILE "slots"
-#define OWNED_MAGIC 0x7A4D5301
+#define OWNED_MAGIC 0x7A4D5302
 
 typedef struct OwnedHeader
 {
 	int32		count;
 	int32		unproven;
+	TimestampTz held_until;
 } OwnedHeader;
 
 static TandemOwnedSlot *owned = NULL;
 static int	nowned = 0;
 static int	room = 0;
 static int	unproven = 0;
+static TimestampTz held_until = 0;
+static TimestampTz held_until_saved = 0;
 static bool dirty = false;
 
 /*
@@ -63,6 +68,7 @@ tandem_owned_load(void)
 
 	nowned = 0;
 	unproven = 0;
+	held_until = held_until_saved = 0;
 	dirty = false;
 	if (content == NULL)
 		return;
@@ -79,6 +85,7 @@ tandem_owned_load(void)
 		return;
 	}
 	unproven = header.unproven;
+	held_until = held_until_saved = header.held_until;
 	for (i = 0; i < header.count; i++)
 	{
 		TandemOwnedSlot slot;
@@ -126,6 +133,30 @@ tandem_owned_set_unproven(int count)
 	if (unproven != count)
 		dirty = true;
 	unproven = count;
+}
+
+/*
+ * Until when, by the primary's clock, it holds catalog rows for us even if it
+ * doesn't hear of us any more; 0 = for ever.
+ */
+TimestampTz
+tandem_owned_held_until(void)
+{
+	return held_until;
+}
+
+/*
+ * Every cycle has a later one.  The file follows when half of the time that it
+ * promises is over: a promise too short is only cautious.
+ */
+void
+tandem_owned_set_held_until(TimestampTz until)
+{
+	held_until = until;
+	if (until == 0 || held_until_saved == 0 || until < held_until_saved)
+		dirty |= until != held_until_saved;
+	else if (held_until_saved - GetCurrentTimestamp() < (until - GetCurrentTimestamp()) / 2)
+		dirty = true;
 }
 
 /* Adds or changes an entry; durable only after tandem_owned_save(). */
@@ -177,12 +208,14 @@ tandem_owned_save(void)
 		return;
 	header.count = nowned;
 	header.unproven = unproven;
+	header.held_until = held_until;
 	initStringInfo(&buf);
 	appendBinaryStringInfo(&buf, (char *) &header, sizeof(header));
 	if (nowned > 0)
 		appendBinaryStringInfo(&buf, (char *) owned,
 							   nowned * sizeof(TandemOwnedSlot));
 	tandem_statefile_write(OWNED_FILE, OWNED_MAGIC, buf.data, buf.len);
+	held_until_saved = held_until;
 	pfree(buf.data);
 	dirty = false;
 }

@@ -263,6 +263,8 @@ extern int	tandem_owned_unproven(void);
 extern void tandem_owned_add(const char *name, XLogRecPtr decoded_lsn);
 extern void tandem_owned_remove(const char *name);
 extern void tandem_owned_set_unproven(int count);
+extern TimestampTz tandem_owned_held_until(void);
+extern void tandem_owned_set_held_until(TimestampTz until);
 extern void tandem_owned_save(void);
 extern void tandem_owned_discard_all(void);
 
@@ -284,6 +286,7 @@ extern bool tandem_scan_proves(XLogRecPtr from, XLogRecPtr upto);
 /* cycle.c */
 extern void tandem_cycle_start(void);
 extern bool tandem_cycle_run(void);
+extern void tandem_cycle_check_hold(void);
 extern void tandem_cycle_promoted(void);
 extern void tandem_cycle_disconnect(void);
 

@@ -8,7 +8,9 @@
  *	 kind 'i'	one row: name = library version, database = system identifier,
  *				plugin = this server's start time (microseconds since 2000),
  *				flags = timeline, restart_lsn = flushed WAL,
- *				catalog_xmin = the standby's hold, or null
+ *				catalog_xmin = the standby's hold, or null,
+ *				two_phase_at = when the hold ends if the standby doesn't report
+ *				again (microseconds since 2000; 0 = never)
  *	 kind 's'	a failover slot (flags: TANDEM_SLOT_...)
  *	 kind 'f'	a snapshot file at restart_lsn that the standby lacks
  *	 kind 'm'	a mapping file (name) that differs there
@@ -467,6 +469,7 @@ tandem_source_slots(PG_FUNCTION_ARGS)
 	Size		budget = MAX_ANSWER;
 	char		sysid[32];
 	char		started[32];
+	TimestampTz held_until = 0;
 	int			i;
 
 	require_source();
@@ -478,6 +481,11 @@ tandem_source_slots(PG_FUNCTION_ARGS)
 				 errhint("Install the same version of pg_tandem on both servers.")));
 	read_inventory(PG_GETARG_BYTEA_PP(4), PG_GETARG_ARRAYTYPE_P(5), &have);
 	InitMaterializedSRF(fcinfo, 0);
+
+	/* no later than the report that tandem_hold_update is about to note */
+	if (tandem_hold_timeout > 0)
+		held_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+												 tandem_hold_timeout * INT64CONST(1000));
 
 	/* first the hold, then the rows: their xmin is then no older than it */
 	hold = tandem_hold_update(standby, saved_xmin);
@@ -492,7 +500,7 @@ tandem_source_slots(PG_FUNCTION_ARGS)
 	snprintf(started, sizeof(started), INT64_FORMAT, (int64) PgStartTime);
 	put_row(rsinfo, 'i', TANDEM_VERSION, sysid, started,
 			(int) GetWALInsertionTimeLine(), GetFlushRecPtr(NULL),
-			InvalidXLogRecPtr, InvalidXLogRecPtr, hold, NULL);
+			InvalidXLogRecPtr, (XLogRecPtr) held_until, hold, NULL);
 
 	for (i = 0; i < nslots; i++)
 	{

@@ -124,6 +124,7 @@ standby_loop(void)
 		forget = tandem_slots_shared->forget_ticket > tandem_slots_shared->served;
 		LWLockRelease(tandem_slots_shared->lock);
 
+		tandem_cycle_check_hold();
 		if (forget)
 		{
 			tandem_forget_run();

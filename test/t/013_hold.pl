@@ -131,6 +131,36 @@ like($standby->log_since($mark), qr/dropped failover slot "lagging" on this stan
 	'made anew');
 hold_covers('after the timeout');
 
+# Out of touch for longer than that, while WAL flows on: this server notices
+# by itself, from the times of the commits it replays.
+$primary->set('tandem.hold_timeout' => '2s');
+cycle();
+$standby->set('tandem.primary_conninfo' => 'host=' . $primary->host . ' port=1 dbname=postgres');
+poll_for(sub { $standby->query('SELECT error FROM tandem.sync_status') =~ /could not connect/ },
+	'the contact to be lost');
+is($standby->query('SELECT ready FROM tandem.failover_ready()'), 't',
+	'out of touch, the last proof stays valid');
+poll_for(sub { $primary->slot_value('tandem_hold_standby', 'slot_name') eq '' }, 'the hold to expire');
+is($standby->query('SELECT ready FROM tandem.failover_ready()'), 't',
+	'also later, as long as nothing comes from the primary');
+change_catalogs();
+vacuum_catalogs();
+$standby->wait_slot_state($_, 'pending', qr/no contact with the primary for longer than its tandem\.hold_timeout/)
+  for qw(lagging busy);
+is($standby->query('SELECT count(*) FROM pg_replication_slots'), '0',
+	'when WAL from after the end of the hold is replayed, the slots are given up');
+like($standby->query('SELECT ready, reason FROM tandem.failover_ready()'),
+	qr/^f\|2 of 2 failover slots are not ready/, 'and failover_ready() says so');
+$standby->restart;
+is($standby->query('SELECT ready FROM tandem.failover_ready()'), 'f', 'also after a restart');
+$primary->set('tandem.hold_timeout' => undef);
+$standby->set('tandem.primary_conninfo' => undef);
+poll_for(sub { cycle() eq 'busy ready, lagging ready' }, 'both to be ready when the contact is back');
+hold_covers('back in touch');
+$primary->advance_slot('lagging');
+my $first = $row + 1;
+cycle();
+
 # ---- The primary killed right after its answer ------------------------------------------
 
 for my $round (1 .. 3)
@@ -169,7 +199,7 @@ my %rows = map {
 		SELECT string_agg(substring(data from 'id\\[integer\\]:(\\d+)'), ' ')
 		FROM pg_logical_slot_get_changes('$_', NULL, NULL) WHERE data ~ '^table public.t'})
 } qw(lagging busy);
-is($rows{lagging}, join(' ', 11 .. $row), 'the lagging slot decodes each row since it was last confirmed');
+is($rows{lagging}, join(' ', $first .. $row), 'the lagging slot decodes each row since it was last confirmed');
 is($rows{busy}, join(' ', $row - 2 .. $row), 'and the busy one');
 
 done_testing();
