@@ -183,7 +183,19 @@ tandem_local_create(const TandemRemoteSlot *remote, Oid database,
 				 errmsg("the snapshot file at %X/%X has been removed meanwhile",
 						LSN_FORMAT_ARGS(restart_lsn))));
 
-	ReplicationSlotPersist();
+	PG_TRY();
+	{
+		ReplicationSlotPersist();
+	}
+	PG_CATCH();
+	{
+		/* not saved, so not to be kept: releasing an ephemeral slot drops it */
+		SpinLockAcquire(&slot->mutex);
+		slot->data.persistency = RS_EPHEMERAL;
+		SpinLockRelease(&slot->mutex);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 	ReplicationSlotRelease();
 }
 
@@ -197,13 +209,15 @@ tandem_local_move(const TandemRemoteSlot *remote, XLogRecPtr restart_lsn)
 {
 	ReplicationSlot *slot;
 	bool		two_phase = (remote->flags & TANDEM_SLOT_TWO_PHASE) != 0;
-	bool		save = false;
-	bool		xmin_moved = false;
+	volatile bool save = false;
+	volatile bool xmin_moved = false;
+	ReplicationSlotPersistentData before;
 
 	ReplicationSlotAcquire(NameStr(remote->name), true);
 	slot = MyReplicationSlot;
 
 	SpinLockAcquire(&slot->mutex);
+	before = slot->data;
 	if (remote->confirmed_lsn > slot->data.confirmed_flush)
 		slot->data.confirmed_flush = remote->confirmed_lsn;
 	if (two_phase && !slot->data.two_phase)
@@ -230,7 +244,20 @@ tandem_local_move(const TandemRemoteSlot *remote, XLogRecPtr restart_lsn)
 	ReplicationSlotMarkDirty();
 	if (save)
 	{
-		ReplicationSlotSave();
+		PG_TRY();
+		{
+			ReplicationSlotSave();
+		}
+		PG_CATCH();
+		{
+			/* a restartpoint would remove files on the strength of this */
+			SpinLockAcquire(&slot->mutex);
+			slot->data.restart_lsn = before.restart_lsn;
+			slot->data.catalog_xmin = before.catalog_xmin;
+			SpinLockRelease(&slot->mutex);
+			PG_RE_THROW();
+		}
+		PG_END_TRY();
 		if (xmin_moved)
 		{
 			SpinLockAcquire(&slot->mutex);
