@@ -308,6 +308,19 @@ $primary->set('tandem.standby_slots' => undef);
 	ok(wait_gone('password', $follower, @recipe), 'password: gone');
 }
 
+# ---- Doing all that it says leads to health -----------------------------------
+
+my @done;
+for (1 .. 20)
+{
+	($exit, $object) = tandem_json('doctor', @all);
+	my ($todo) = grep { $_->{severity} ne 'note' && @{ $_->{fix} } } @{ $object->{findings} } or last;
+	push @done, $todo->{code};
+	apply_fixes($todo, @nodes);
+}
+poll_for(sub { (tandem('doctor', @all))[0] == 0 }, 'health');
+cmp_ok(scalar @done, '<', 20, "doing what doctor says leads to health: @done");
+
 # ---- Without the rights to look ---------------------------------------------
 
 {

@@ -71,7 +71,7 @@ while ($text =~ /^(?:## ([^\n]*)|```sh( until)?\n(.*?)^```)$/msg)
 		$a->_update_pid(-1);
 	}
 }
-is($steps, 11, 'all steps of the page were run');
+is($steps, 10, 'all steps of the page were run');
 
 # ---- And it did what it says -------------------------------------------------------
 
