@@ -178,24 +178,53 @@ list_without(const char *list, const char *name)
 	return result;
 }
 
+/* How many standbys of the list must confirm; 0 = all of them. */
+static int
+list_count(const char *list)
+{
+	const char *open = strchr(list, '(');
+
+	if (open == NULL)
+		return 0;
+	list += strcspn(list, "0123456789");
+	return list < open ? atoi(list) : 0;
+}
+
+/* Is this a slot that a standby can confirm through? */
+static bool
+slot_can_confirm(const Node *node, const char *name)
+{
+	int			row = find_row(node->slots, "slot_name", name);
+	const char *status = field(node->slots, row, "wal_status");
+
+	return row >= 0 && strcmp(field(node->slots, row, "slot_type"), "physical") == 0 &&
+		(status == NULL || strcmp(status, "lost") != 0);
+}
+
 static void
 check_standby_slots(Diagnosis *d, Node *node)
 {
+	int			confirming = 0;
+	bool		enough;
 	const char *list = node_setting(node, "tandem.standby_slots");
 
 	if (list == NULL || *list == '\0')
 		return;
 	for (int i = 0; i < nrows(node->standbys); i++)
+		confirming += field_is_true(node->standbys, i, "in_gate") &&
+			slot_can_confirm(node, field(node->standbys, i, "slot_name"));
+	enough = list_count(list) > 0 && confirming >= list_count(list);
+
+	for (int i = 0; i < nrows(node->standbys); i++)
 	{
 		const char *name = field(node->standbys, i, "slot_name");
 		int			row = find_row(node->slots, "slot_name", name);
 		bool		physical = row >= 0 && strcmp(field(node->slots, row, "slot_type"), "physical") == 0;
-		const char *status = field(node->slots, row, "wal_status");
 		bool		is_standby_of_ours = false;
 		Finding    *f;
 
 		if (!field_is_true(node->standbys, i, "in_gate") ||
-			(physical && (status == NULL || strcmp(status, "lost") != 0)))
+			slot_can_confirm(node, name))
 			continue;
 
 		if (node->in_recovery)
@@ -206,10 +235,11 @@ check_standby_slots(Diagnosis *d, Node *node)
 			f->hint = "Create the slots of the other standbys here ahead of a failover, or leave this list empty on standbys.";
 			continue;
 		}
-		f = finding_add(d, PROBLEM, node, "standby_slots",
+		f = finding_add(d, enough ? NOTE : PROBLEM, node, "standby_slots",
 						screen_printf("tandem.standby_slots names \"%s\", which %s.", name,
 									  row < 0 ? "does not exist" :
 									  physical ? "is lost" : "is a logical slot"),
+						enough ? "The list has one standby fewer to choose from." :
 						"Logical walsenders that wait for it send nothing.");
 		for (int j = 0; j < d->topology->nnodes; j++)
 		{

@@ -69,7 +69,7 @@ static void
 print_nodes(const Topology *t, PQExpBuffer out)
 {
 	static const char *const columns[] = {
-		"NODE", "ROLE", "STATE", ">POSITION", ">BEHIND", ">SLOTS READY", "FAILOVER", ">SYNCED", NULL
+		"NODE", "ROLE", "STATE", ">POSITION", ">BEHIND", ">SLOTS", "FAILOVER", ">SYNC AGE", NULL
 	};
 	Table	   *table = table_new(columns);
 
@@ -86,9 +86,9 @@ print_nodes(const Topology *t, PQExpBuffer out)
 				  node->lsn ? screen_printf("%X/%X", LSN_FORMAT_ARGS(node->lsn)) : NULL,
 				  lag >= 0 ? text_bytes(lag) : NULL,
 				  node->failover_slots ?
-				  screen_printf("%d of %d", count_ready(node), nrows(node->failover_slots)) : NULL,
+				  screen_printf("%d/%d", count_ready(node), nrows(node->failover_slots)) : NULL,
 				  failover,
-				  age ? screen_printf("%s ago", text_duration(atof(age))) : NULL);
+				  age ? text_duration(atof(age)) : NULL);
 		table_colour(table, 2, strcmp(state, "writable") == 0 || strcmp(state, "streaming") == 0 ?
 					 COLOUR_GOOD : COLOUR_BAD);
 		if (failover)
@@ -102,8 +102,7 @@ static void
 print_standbys(const Topology *t, PQExpBuffer out)
 {
 	static const char *const columns[] = {
-		"STANDBY'S SLOT", "CONNECTED", ">FLUSHED", ">BEHIND", "GATE", ">HOLD XMIN", ">HOLD AGE",
-		">REPORTED", NULL
+		"STANDBY", "CONNECTED", ">FLUSHED", ">BEHIND", "IN GATE", ">HOLD AGE", ">REPORTED", NULL
 	};
 	const PGresult *s = t->primary ? t->primary->standbys : NULL;
 	Table	   *table = table_new(columns);
@@ -122,8 +121,8 @@ print_standbys(const Topology *t, PQExpBuffer out)
 				  !exists ? "no such slot" : connected ? "yes" : "no",
 				  flush,
 				  flushed ? text_bytes(t->primary->lsn > flushed ? (int64) (t->primary->lsn - flushed) : 0) : NULL,
-				  field_is_true(s, row, "in_gate") ? "waits for it" : NULL,
-				  field(s, row, "hold_xmin"), field(s, row, "hold_age"),
+				  field_is_true(s, row, "in_gate") ? "yes" : "no",
+				  field(s, row, "hold_age"),
 				  report ? screen_printf("%s ago", text_duration(atof(report))) : NULL);
 		table_colour(table, 1, connected ? COLOUR_GOOD : COLOUR_BAD);
 	}

@@ -193,6 +193,8 @@ check('dbname', $standby, 'problem', sub {
 $standby->wait_slot_ready('app');
 check('standby_slots', $primary, 'problem', sub { $primary->set('tandem.standby_slots' => 'ANY 2 (standby, ghost)') });
 is($primary->query('SHOW tandem.standby_slots'), 'ANY 1 (standby)', 'standby_slots: only the wrong name went');
+$primary->set('tandem.standby_slots' => 'ANY 1 (standby, ghost)');
+is(wait_finding('standby_slots', $primary)->{severity}, 'note', 'standby_slots: a note if enough others can confirm');
 $primary->set('tandem.standby_slots' => undef);
 {
 	$standby->set('tandem.standby_slots' => 'elsewhere');
