@@ -33,7 +33,7 @@ use Tandem::Wait;
 
 our @EXPORT = (
 	@Tandem::Fault::EXPORT, @Tandem::Wait::EXPORT,
-	qw(is_same_table table_checksum slurp_file));
+	qw(is_same_table table_checksum slurp_file append_to_file));
 
 # Servers take ports from here up, so that several test runs share a machine.
 INIT
