@@ -18,13 +18,12 @@
 #include "check.h"
 
 static const Check *const all_checks[] = {
-	extension_checks, setting_checks, link_checks, slot_checks
-};
+	extension_checks, setting_checks, link_checks, slot_checks};
 
 static void
 run_check(Diagnosis *d, const Check *check, Node *node)
 {
-	Finding    *before = d->last;
+	Finding	   *before = d->last;
 
 	check->run(d, node);
 	d->nchecks++;
@@ -76,7 +75,7 @@ Finding *
 finding_add(Diagnosis *d, Severity severity, const Node *node, const char *code,
 			const char *what, const char *cost)
 {
-	Finding    *f = screen_alloc(sizeof(Finding));
+	Finding	   *f = screen_alloc(sizeof(Finding));
 
 	f->severity = severity;
 	f->node = node;
@@ -97,7 +96,7 @@ finding_fix(Finding *f, const Node *node, const char *kind, const char *line,
 			const char *then)
 {
 	if (f->nfixes < MOST_FIXES)
-		f->fixes[f->nfixes++] = (Fix) {node, NULL, kind, line, then};
+		f->fixes[f->nfixes++] = (Fix){node, NULL, kind, line, then};
 }
 
 void
@@ -113,7 +112,7 @@ finding_setting(Diagnosis *d, Severity severity, const Node *node, const char *c
 				const char *what, const char *cost)
 {
 	int			row = find_row(node->settings, "name", setting);
-	Finding    *f = finding_add(d, severity, node, code, what, cost);
+	Finding	   *f = finding_add(d, severity, node, code, what, cost);
 
 	if (field_is_true(node->settings, row, "pending_restart"))
 		f->hint = screen_printf("Another value of %s is already in the configuration and waits for a restart.",
@@ -156,10 +155,10 @@ print_finding(const Finding *f, PQExpBuffer out)
 	{
 		const Fix  *fix = &f->fixes[i];
 		char	   *where = screen_printf("%s on %s",
-										  strcmp(fix->kind, "sql") == 0 ? "Run" :
-										  strcmp(fix->kind, "shell") == 0 ? "Type" :
-										  screen_printf("Write into %s", fix->kind),
-										  fix->node ? fix->node->label : "that server");
+									strcmp(fix->kind, "sql") == 0       ? "Run" :
+										strcmp(fix->kind, "shell") == 0 ? "Type" :
+																		  screen_printf("Write into %s", fix->kind),
+									fix->node ? fix->node->label : "that server");
 
 		if (fix->database)
 			where = screen_printf("%s in database \"%s\"", where, fix->database);

@@ -21,7 +21,7 @@ typedef enum Severity
 	NOTE						/* a choice one should know of; healthy */
 } Severity;
 
-#define MOST_FIXES	4
+#define MOST_FIXES 4
 
 typedef struct Fix
 {
@@ -48,24 +48,24 @@ typedef struct Finding
 typedef struct Diagnosis
 {
 	Topology   *topology;
-	Finding    *findings;		/* in the order of the checks */
-	Finding    *last;
+	Finding	   *findings;		/* in the order of the checks */
+	Finding	   *last;
 	int			nchecks;		/* run, over all nodes */
 	int			nclean;			/* of these, found nothing */
 	int			count[NOTE + 1];
 } Diagnosis;
 
 /* Which nodes a check looks at, and whether "tandem status" runs it too. */
-#define AT_PRIMARY	0x01
-#define AT_STANDBY	0x02
-#define AT_EVERY	(AT_PRIMARY | AT_STANDBY)
-#define AT_WHOLE	0x04		/* once, node is NULL */
-#define AT_RUNTIME	0x10		/* part of "status" */
+#define AT_PRIMARY 0x01
+#define AT_STANDBY 0x02
+#define AT_EVERY (AT_PRIMARY | AT_STANDBY)
+#define AT_WHOLE 0x04			/* once, node is NULL */
+#define AT_RUNTIME 0x10			/* part of "status" */
 
 typedef struct Check
 {
 	int			where;
-	void		(*run) (Diagnosis *d, Node *node);
+	void		(*run)(Diagnosis *d, Node *node);
 } Check;
 
 /* NULL-terminated by run == NULL; one table a file of checks. */

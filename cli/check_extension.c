@@ -17,7 +17,7 @@ check_reachable(Diagnosis *d, Node *unused)
 	for (int i = 0; i < d->topology->nnodes; i++)
 	{
 		Node	   *node = d->topology->nodes[i];
-		Finding    *f;
+		Finding	   *f;
 
 		if (node->conn)
 			continue;
@@ -52,15 +52,16 @@ check_cluster(Diagnosis *d, Node *unused)
 				appendPQExpBuffer(&labels, "%s%s", labels.len ? ", " : "", t->nodes[i]->label);
 		finding_add(d, PROBLEM, NULL, "primaries",
 					screen_printf("%d nodes take writes: %s.", t->nprimaries, labels.data),
-					"What is written on one of them will have to be thrown away.")->hint =
+					"What is written on one of them will have to be thrown away.")
+			->hint =
 			"Decide which one is right and stop the other; leave out nodes that don't belong to this topology.";
 		termPQExpBuffer(&labels);
 	}
 	else if (t->nprimaries == 0 && t->nunreachable < t->nnodes)
 	{
-		Finding    *f = finding_add(d, t->nunreachable > 0 ? UNCHECKED : PROBLEM, NULL, "no_primary",
-									"None of the nodes that answered is a primary.",
-									"Whether the primary has what its standbys need could not be checked.");
+		Finding	   *f = finding_add(d, t->nunreachable > 0 ? UNCHECKED : PROBLEM, NULL, "no_primary",
+								 "None of the nodes that answered is a primary.",
+								 "Whether the primary has what its standbys need could not be checked.");
 
 		f->hint = "Name the primary with --node.";
 	}
@@ -75,7 +76,8 @@ check_cluster(Diagnosis *d, Node *unused)
 			finding_add(d, PROBLEM, node, "system_identifier",
 						screen_printf("This server is not a copy of %s: their system identifiers differ.",
 									  reference->label),
-						"It can't take over from it.")->hint =
+						"It can't take over from it.")
+				->hint =
 				"Leave it out, or make it anew with pg_basebackup.";
 	}
 }
@@ -137,14 +139,15 @@ check_library(Diagnosis *d, Node *node)
 	const char *cost = node->in_recovery ?
 		"No slot is kept on this standby; a failover to it loses every logical slot." :
 		"Standbys can't ask for failover slots.";
-	Finding    *f;
+	Finding	   *f;
 
 	if (node->preloaded)
 		return;
 	if (node->available == NULL)
 	{
 		finding_add(d, PROBLEM, node, "library_missing",
-					"The files of pg_tandem are not installed on this server.", cost)->hint =
+					"The files of pg_tandem are not installed on this server.", cost)
+			->hint =
 			screen_printf("Install the package of pg_tandem for PostgreSQL %d there, then run this command again.",
 						  node->version_num / 10000);
 		return;
@@ -165,7 +168,8 @@ check_database(Diagnosis *d, Node *node)
 	finding_add(d, PROBLEM, node, "database",
 				screen_printf("tandem.database is \"%s\", which this command can't enter: %s",
 							  node->tandem_database, node->database_error),
-				"If the database isn't there, standbys can't ask for failover slots.")->hint =
+				"If the database isn't there, standbys can't ask for failover slots.")
+		->hint =
 		"Let tandem.database name the same existing database on every node; changing it takes a restart.";
 }
 
@@ -179,9 +183,9 @@ check_extension(Diagnosis *d, Node *node)
 		return;
 	if (!node->in_recovery)
 	{
-		Finding    *f = finding_add(d, PROBLEM, node, "extension_missing",
-									screen_printf("The extension is not installed in database \"%s\".", database),
-									"Standbys can't ask for failover slots.");
+		Finding	   *f = finding_add(d, PROBLEM, node, "extension_missing",
+								 screen_printf("The extension is not installed in database \"%s\".", database),
+								 "Standbys can't ask for failover slots.");
 
 		if (!node->preloaded)
 			f->hint = "After the restart with the library loaded:";
@@ -190,12 +194,14 @@ check_extension(Diagnosis *d, Node *node)
 	else if (primary && primary->extension)
 		finding_add(d, PROBLEM, node, "extension_missing",
 					screen_printf("The extension is on the primary but not yet on this standby in database \"%s\".", database),
-					"Its slots can't be seen.")->hint =
+					"Its slots can't be seen.")
+			->hint =
 			"It arrives with replication; check that this standby replays and that tandem.database is the same on both.";
 	else if (primary == NULL)
 		finding_add(d, PROBLEM, node, "extension_missing",
 					screen_printf("The extension is not installed in database \"%s\".", database),
-					"Standbys can't ask for failover slots.")->hint =
+					"Standbys can't ask for failover slots.")
+			->hint =
 			"Run CREATE EXTENSION pg_tandem on the primary; it arrives here with replication.";
 }
 
@@ -208,10 +214,10 @@ check_version(Diagnosis *d, Node *node)
 		return;
 	if (strcmp(node->library, node->extension) != 0)
 	{
-		Finding    *f = finding_add(d, PROBLEM, node, "version_mismatch",
-									screen_printf("The loaded library has version %s, the extension in database \"%s\" version %s.",
-												  node->library, PQdb(node->conn), node->extension),
-									"The functions of pg_tandem refuse to work.");
+		Finding	   *f = finding_add(d, PROBLEM, node, "version_mismatch",
+								 screen_printf("The loaded library has version %s, the extension in database \"%s\" version %s.",
+											   node->library, PQdb(node->conn), node->extension),
+								 "The functions of pg_tandem refuse to work.");
 
 		if (node->available && strcmp(node->available, node->library) != 0)
 		{
@@ -226,7 +232,8 @@ check_version(Diagnosis *d, Node *node)
 		finding_add(d, WARNING, node, "version_mismatch",
 					screen_printf("The loaded library has version %s, the installed files %s.",
 								  node->library, node->available),
-					"After the next restart library and extension will not match.")->hint =
+					"After the next restart library and extension will not match.")
+			->hint =
 			"Restart the server at a time of your choice, then run ALTER EXTENSION pg_tandem UPDATE on the primary.";
 
 	if (primary && primary != node && primary->library &&
@@ -234,7 +241,8 @@ check_version(Diagnosis *d, Node *node)
 		finding_add(d, WARNING, node, "version_mismatch",
 					screen_printf("The loaded library has version %s, on the primary %s.",
 								  node->library, primary->library),
-					"Fine during a rolling upgrade, untested for longer.")->hint =
+					"Fine during a rolling upgrade, untested for longer.")
+			->hint =
 			"Install the newer version on both and restart, standbys first.";
 }
 
@@ -271,5 +279,4 @@ const Check extension_checks[] = {
 	{AT_EVERY | AT_RUNTIME, check_extension},
 	{AT_EVERY | AT_RUNTIME, check_version},
 	{AT_EVERY | AT_RUNTIME, check_views},
-	{0, NULL}
-};
+	{0, NULL}};

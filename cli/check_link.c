@@ -12,8 +12,8 @@
 
 #include "check.h"
 
-#define HOLD_PREFIX		"tandem_hold_"
-#define LONGEST_SLOT	(NAMEDATALEN - 1 - (int) strlen(HOLD_PREFIX))
+#define HOLD_PREFIX "tandem_hold_"
+#define LONGEST_SLOT (NAMEDATALEN - 1 - (int) strlen(HOLD_PREFIX))
 
 /* A name for a new slot of this standby that the primary doesn't have yet. */
 static const char *
@@ -23,7 +23,8 @@ propose_slot_name(const Topology *topology, const Node *standby)
 	const char *name = screen_printf("standby_%s", port && *port ? port : "5432");
 
 	for (int i = 2; topology->primary &&
-		 find_row(topology->primary->slots, "slot_name", name) >= 0; i++)
+		 find_row(topology->primary->slots, "slot_name", name) >= 0;
+		 i++)
 		name = screen_printf("standby_%s_%d", port && *port ? port : "5432", i);
 	return name;
 }
@@ -40,7 +41,7 @@ check_primary_slot_name(Diagnosis *d, Node *node)
 {
 	const Topology *t = d->topology;
 	const char *name = node_primary_slot_name(node);
-	Finding    *f;
+	Finding	   *f;
 	int			row;
 
 	if (node->settings == NULL)
@@ -115,7 +116,7 @@ check_primary_slot_name(Diagnosis *d, Node *node)
 static void
 check_streaming(Diagnosis *d, Node *node)
 {
-	Finding    *f;
+	Finding	   *f;
 
 	if (!node->is_monitor || nrows(node->walreceiver) > 0)
 		return;
@@ -128,7 +129,7 @@ check_streaming(Diagnosis *d, Node *node)
 static void
 check_worker(Diagnosis *d, Node *node)
 {
-	Finding    *f;
+	Finding	   *f;
 
 	if (nrows(node->sync) == 0 || field(node->sync, 0, "worker_pid") != NULL ||
 		(node->in_recovery && node_setting_is(node, "tandem.sync_slots", "off")))
@@ -136,7 +137,7 @@ check_worker(Diagnosis *d, Node *node)
 	f = finding_add(d, PROBLEM, node, "worker",
 					"The worker of pg_tandem does not run.",
 					node->in_recovery ? "No slot is synced to this standby." :
-					"Holds of standbys that are gone do not end by themselves.");
+										"Holds of standbys that are gone do not end by themselves.");
 	f->hint = "It starts again within seconds after an error; if it stays away, the server log says why (often: max_worker_processes is too small).";
 }
 
@@ -173,9 +174,13 @@ hba_line(const Topology *t, const Node *standby, const char *error)
 	if (role == NULL)
 		role = quoted_after(error, "user \"");
 	database = screen_printf(strspn(database, "abcdefghijklmnopqrstuvwxyz0123456789_") == strlen(database) ?
-							 "%s" : "\"%s\"", database);
+								 "%s" :
+								 "\"%s\"",
+							 database);
 	role = screen_printf(role && strspn(role, "abcdefghijklmnopqrstuvwxyz0123456789_") == strlen(role) ?
-						 "%s" : "\"%s\"", role ? role : "repl");
+							 "%s" :
+							 "\"%s\"",
+						 role ? role : "repl");
 	if (address == NULL || strcmp(address, "[local]") == 0)
 		return screen_printf("local  %s  %s  scram-sha-256", database, role);
 	return screen_printf("host  %s  %s  %s/%d  scram-sha-256", database, role, address,
@@ -193,7 +198,7 @@ check_role(Diagnosis *d, Node *node)
 	const char *role = node_upstream(node, "user");
 	const char *error;
 	PGresult   *res;
-	Finding    *f;
+	Finding	   *f;
 
 	if (primary == NULL || primary->conn == NULL || primary->extension == NULL)
 		return false;
@@ -205,7 +210,8 @@ check_role(Diagnosis *d, Node *node)
 								   " pg_catalog.has_schema_privilege(oid, 'tandem', 'USAGE') AS may_use,"
 								   " pg_catalog.has_function_privilege(oid, 'tandem.source_slots(integer, text, xid, xid, bytea, text[])', 'EXECUTE')"
 								   " AND pg_catalog.has_function_privilege(oid, 'tandem.source_wal(text, bigint, integer)', 'EXECUTE') AS may_ask"
-								   " FROM pg_catalog.pg_roles WHERE rolname = %s", quote_literal(role)),
+								   " FROM pg_catalog.pg_roles WHERE rolname = %s",
+								   quote_literal(role)),
 					 &error, NULL);
 	if (res == NULL)
 	{
@@ -290,9 +296,10 @@ check_dbname(Diagnosis *d, Node *node)
 		return false;
 	finding_setting(d, PROBLEM, node, "dbname", "tandem.primary_conninfo",
 					quote_literal(strstr(conninfo, "://") ? conninfo :
-								  screen_printf("%s dbname=%s", conninfo, want)), "reload",
+															screen_printf("%s dbname=%s", conninfo, want)),
+					"reload",
 					have ? screen_printf("tandem.primary_conninfo names database \"%s\", the primary serves failover slots in \"%s\".", have, want) :
-					screen_printf("tandem.primary_conninfo has no dbname; the primary serves failover slots in \"%s\".", want),
+						   screen_printf("tandem.primary_conninfo has no dbname; the primary serves failover slots in \"%s\".", want),
 					"No slot is synced to this standby.");
 	return true;
 }
@@ -306,7 +313,7 @@ check_sync_error(Diagnosis *d, Node *node)
 	const char *age = field(node->sync, 0, "success_age");
 	int64		interval = node_setting_int(node, "tandem.slot_sync_interval", 1000);
 	const char *cost = "No slot is synced to this standby; what is ready now stays ready but falls behind.";
-	Finding    *f;
+	Finding	   *f;
 
 	if (check_role(d, node) || check_dbname(d, node))
 		return;
@@ -317,7 +324,8 @@ check_sync_error(Diagnosis *d, Node *node)
 			atof(age) > Max(60.0, 30 * interval / 1000.0))
 			finding_add(d, WARNING, node, "sync_stale",
 						screen_printf("The last sync that succeeded was %s ago.", text_duration(atof(age))),
-						cost)->hint = "Look into tandem.sync_status and the server log.";
+						cost)
+				->hint = "Look into tandem.sync_status and the server log.";
 		return;
 	}
 	if (strstr(error, "pg_hba.conf"))
@@ -355,7 +363,7 @@ check_known_standbys(Diagnosis *d, Node *primary)
 		const char *name = field(primary->slots, i, "slot_name");
 		const char *pid = field(primary->slots, i, "active_pid");
 		bool		asked = false;
-		Finding    *f;
+		Finding	   *f;
 
 		if (strcmp(field(primary->slots, i, "slot_type"), "physical") != 0 ||
 			strncmp(name, HOLD_PREFIX, strlen(HOLD_PREFIX)) == 0 ||
@@ -364,7 +372,8 @@ check_known_standbys(Diagnosis *d, Node *primary)
 		for (int j = 0; j < t->nnodes; j++)
 		{
 			const char *slot = t->nodes[j]->conn && t->nodes[j]->in_recovery ?
-				node_primary_slot_name(t->nodes[j]) : NULL;
+				node_primary_slot_name(t->nodes[j]) :
+				NULL;
 
 			asked |= slot && strcmp(slot, name) == 0;
 		}
@@ -401,5 +410,4 @@ const Check link_checks[] = {
 	{AT_EVERY | AT_RUNTIME, check_worker},
 	{AT_STANDBY | AT_RUNTIME, check_sync_error},
 	{AT_PRIMARY | AT_RUNTIME, check_known_standbys},
-	{0, NULL}
-};
+	{0, NULL}};

@@ -20,8 +20,8 @@ check_wal_level(Diagnosis *d, Node *node)
 	finding_setting(d, PROBLEM, node, "wal_level", "wal_level", "'logical'", "restart",
 					screen_printf("wal_level is \"%s\".", level),
 					node->in_recovery ?
-					"This standby can't keep logical slots; promoted, it could not decode." :
-					"The server can't have logical slots.");
+						"This standby can't keep logical slots; promoted, it could not decode." :
+						"The server can't have logical slots.");
 }
 
 /* Slots, walsenders, workers: what need.c has counted. */
@@ -30,11 +30,11 @@ check_needs(Diagnosis *d, Node *node)
 {
 	static const char *const costs[][2] = {
 		{"max_replication_slots",
-		"The next slot can't be made: a failover slot stays not ready, or a standby or its hold is turned away."},
+		 "The next slot can't be made: a failover slot stays not ready, or a standby or its hold is turned away."},
 		{"max_wal_senders",
-		"A standby or subscriber is turned away, today or after a failover."},
+		 "A standby or subscriber is turned away, today or after a failover."},
 		{"max_worker_processes",
-		"The worker of pg_tandem or one of a subscription may not start."},
+		 "The worker of pg_tandem or one of a subscription may not start."},
 	};
 	Need		needs[MOST_NEEDS];
 	int			n = node_needs(d->topology, node, needs);
@@ -63,8 +63,7 @@ check_recovery_settings(Diagnosis *d, Node *node)
 {
 	static const char *const names[] = {
 		"max_connections", "max_worker_processes", "max_wal_senders",
-		"max_prepared_transactions", "max_locks_per_transaction"
-	};
+		"max_prepared_transactions", "max_locks_per_transaction"};
 	const Node *primary = d->topology->primary;
 
 	for (int i = 0; primary && i < (int) lengthof(names); i++)
@@ -195,5 +194,4 @@ const Check setting_checks[] = {
 	{AT_STANDBY, check_native_sync},
 	{AT_PRIMARY, check_hold_timeout},
 	{AT_STANDBY, check_tandem_database},
-	{0, NULL}
-};
+	{0, NULL}};

@@ -12,7 +12,7 @@
 
 #include "check.h"
 
-#define HOLD_PREFIX		"tandem_hold_"
+#define HOLD_PREFIX "tandem_hold_"
 
 static void
 check_failover_slots(Diagnosis *d, Node *node)
@@ -23,7 +23,7 @@ check_failover_slots(Diagnosis *d, Node *node)
 	{
 		const char *state = field(node->failover_slots, i, "state");
 		const char *reason = field(node->failover_slots, i, "reason");
-		Finding    *f;
+		Finding	   *f;
 
 		if (state && strcmp(state, "ready") == 0)
 			continue;
@@ -33,8 +33,8 @@ check_failover_slots(Diagnosis *d, Node *node)
 						screen_printf("Slot \"%s\" is %s: %s", field(node->failover_slots, i, "slot_name"),
 									  state ? state : "unknown", reason ? reason : "no reason is given"),
 						node->in_recovery ?
-						"After a failover to this node its consumer would lose rows or find no slot." :
-						"Its consumer waits, or the slot is of no more use.");
+							"After a failover to this node its consumer would lose rows or find no slot." :
+							"Its consumer waits, or the slot is of no more use.");
 		f->hint = field(node->failover_slots, i, "hint");
 	}
 	if (!any && node->in_recovery && nrows(node->ready) > 0 &&
@@ -44,7 +44,8 @@ check_failover_slots(Diagnosis *d, Node *node)
 
 		finding_add(d, WARNING, node, "not_failover_ready",
 					reason ? reason : "tandem.failover_ready() says no.",
-					"A failover to this node now might lose what its slots stand for.")->hint =
+					"A failover to this node now might lose what its slots stand for.")
+			->hint =
 			field(node->ready, 0, "hint");
 	}
 	if (!node->in_recovery && node->failover_slots && nrows(node->failover_slots) == 0)
@@ -61,7 +62,7 @@ check_slot_health(Diagnosis *d, Node *node)
 	{
 		const char *status = field(node->slots, i, "wal_status");
 		const char *name = field(node->slots, i, "slot_name");
-		Finding    *f;
+		Finding	   *f;
 
 		if (status == NULL)
 			continue;
@@ -92,7 +93,7 @@ check_holds(Diagnosis *d, Node *primary)
 		const char *reported;
 		const char *why = NULL;
 		bool		asked = false;
-		Finding    *f;
+		Finding	   *f;
 
 		if (strncmp(name, HOLD_PREFIX, strlen(HOLD_PREFIX)) != 0 ||
 			strcmp(field(primary->slots, i, "slot_type"), "physical") != 0)
@@ -154,7 +155,7 @@ list_without(const char *list, const char *name)
 	while (*p && *p != ')')
 	{
 		const char *start;
-		int			len;
+		int len;
 
 		p += strspn(p, " \t\n,");
 		if (*p == '\0' || *p == ')')
@@ -194,7 +195,7 @@ list_count(const char *list)
 static bool
 slot_can_confirm(const Node *node, const char *name)
 {
-	int			row = find_row(node->slots, "slot_name", name);
+	int row = find_row(node->slots, "slot_name", name);
 	const char *status = field(node->slots, row, "wal_status");
 
 	return row >= 0 && strcmp(field(node->slots, row, "slot_type"), "physical") == 0 &&
@@ -204,8 +205,8 @@ slot_can_confirm(const Node *node, const char *name)
 static void
 check_standby_slots(Diagnosis *d, Node *node)
 {
-	int			confirming = 0;
-	bool		enough;
+	int confirming = 0;
+	bool enough;
 	const char *list = node_setting(node, "tandem.standby_slots");
 
 	if (list == NULL || *list == '\0')
@@ -218,10 +219,10 @@ check_standby_slots(Diagnosis *d, Node *node)
 	for (int i = 0; i < nrows(node->standbys); i++)
 	{
 		const char *name = field(node->standbys, i, "slot_name");
-		int			row = find_row(node->slots, "slot_name", name);
-		bool		physical = row >= 0 && strcmp(field(node->slots, row, "slot_type"), "physical") == 0;
-		bool		is_standby_of_ours = false;
-		Finding    *f;
+		int row = find_row(node->slots, "slot_name", name);
+		bool physical = row >= 0 && strcmp(field(node->slots, row, "slot_type"), "physical") == 0;
+		bool is_standby_of_ours = false;
+		Finding *f;
 
 		if (!field_is_true(node->standbys, i, "in_gate") ||
 			slot_can_confirm(node, name))
@@ -237,10 +238,11 @@ check_standby_slots(Diagnosis *d, Node *node)
 		}
 		f = finding_add(d, enough ? NOTE : PROBLEM, node, "standby_slots",
 						screen_printf("tandem.standby_slots names \"%s\", which %s.", name,
-									  row < 0 ? "does not exist" :
-									  physical ? "is lost" : "is a logical slot"),
+									  row < 0      ? "does not exist" :
+										  physical ? "is lost" :
+													 "is a logical slot"),
 						enough ? "The list has one standby fewer to choose from." :
-						"Logical walsenders that wait for it send nothing.");
+								 "Logical walsenders that wait for it send nothing.");
 		for (int j = 0; j < d->topology->nnodes; j++)
 		{
 			const Node *other = d->topology->nodes[j];
@@ -256,7 +258,8 @@ check_standby_slots(Diagnosis *d, Node *node)
 		{
 			finding_fix(f, node, "sql",
 						screen_printf("ALTER SYSTEM SET tandem.standby_slots = %s;",
-									  quote_literal(list_without(list, name))), "reload");
+									  quote_literal(list_without(list, name))),
+						"reload");
 			f->hint = "Or create a physical slot of that name and let a standby use it.";
 		}
 	}
@@ -270,7 +273,7 @@ check_standby_warnings(Diagnosis *d, Node *node)
 	{
 		const char *warning = field(node->standbys, i, "warning");
 		const char *name = field(node->standbys, i, "slot_name");
-		bool		told = false;
+		bool told = false;
 
 		if (warning == NULL || node->in_recovery)
 			continue;
@@ -282,7 +285,8 @@ check_standby_warnings(Diagnosis *d, Node *node)
 		if (!told)
 			finding_add(d, WARNING, node, "standby_warning",
 						screen_printf("Standby \"%s\": %s", name, warning),
-						NULL)->hint = field(node->standbys, i, "hint");
+						NULL)
+				->hint = field(node->standbys, i, "hint");
 	}
 }
 
@@ -292,5 +296,4 @@ const Check slot_checks[] = {
 	{AT_PRIMARY | AT_RUNTIME, check_holds},
 	{AT_EVERY | AT_RUNTIME, check_standby_slots},
 	{AT_PRIMARY | AT_RUNTIME, check_standby_warnings},
-	{0, NULL}
-};
+	{0, NULL}};

@@ -15,17 +15,17 @@
 #include "fe_utils/simple_list.h"
 
 /* Exit codes; documented in docs/command.md. */
-#define EXIT_HEALTHY		0
-#define EXIT_ATTENTION		1	/* also: an action failed */
-#define EXIT_USAGE			2
-#define EXIT_UNREACHABLE	3
+#define EXIT_HEALTHY 0
+#define EXIT_ATTENTION 1		/* also: an action failed */
+#define EXIT_USAGE 2
+#define EXIT_UNREACHABLE 3
 
 /* Which of the options below a subcommand takes, as a bit mask. */
-#define TAKES_JSON		0x01
-#define TAKES_WATCH		0x02
-#define TAKES_READY		0x04
-#define TAKES_YES		0x08
-#define TAKES_DRY_RUN	0x10
+#define TAKES_JSON 0x01
+#define TAKES_WATCH 0x02
+#define TAKES_READY 0x04
+#define TAKES_YES 0x08
+#define TAKES_DRY_RUN 0x10
 
 typedef struct Options
 {
@@ -54,7 +54,7 @@ typedef struct Command
 	const char *synopsis;		/* the options that only this one has */
 	const char *summary;		/* one line, for "tandem --help" */
 	const char *help;			/* what "tandem NAME --help" adds */
-	int			(*run) (const Options *options);	/* returns the exit code */
+	int			(*run)(const Options *options); /* returns the exit code */
 } Command;
 
 extern const Command status_command;

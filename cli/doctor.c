@@ -27,8 +27,7 @@ static void
 print_needs(const Topology *t, PQExpBuffer out)
 {
 	static const char *const columns[] = {
-		"NODE", "SETTING", ">NOW", ">NEEDED", ">ADVISED", "STATE", NULL
-	};
+		"NODE", "SETTING", ">NOW", ">NEEDED", ">ADVISED", "STATE", NULL};
 	Table	   *table = table_new(columns);
 
 	for (int i = 0; i < t->nnodes; i++)
@@ -44,8 +43,8 @@ print_needs(const Topology *t, PQExpBuffer out)
 					  screen_printf(INT64_FORMAT, needs[j].now),
 					  screen_printf(INT64_FORMAT, needs[j].needed),
 					  screen_printf(INT64_FORMAT, needs[j].advised), state);
-			table_colour(table, 5, strcmp(state, "too small") == 0 ? COLOUR_BAD :
-						 strcmp(state, "no room") == 0 ? COLOUR_WARN : COLOUR_NONE);
+			table_colour(table, 5, strcmp(state, "too small") == 0 ? COLOUR_BAD : strcmp(state, "no room") == 0 ? COLOUR_WARN :
+																												  COLOUR_NONE);
 			table_note(table, needs[j].counted);
 		}
 	}
@@ -119,8 +118,7 @@ const Command doctor_command = {
 	.synopsis = "[--json]",
 	.summary = "check the settings of every node, say what to change and why",
 	.help = "Changes nothing.  Each finding says what is wrong, what it will cost, and the exact line to\n"
-	"change on which node.  What could not be looked at is \"not checked\", never fine.  The table at\n"
-	"the end counts what failover slots need.  Exits with 0 if there are at most notes, 1 if anything\n"
-	"needs attention or was not checked, 3 if a node is unreachable.\n",
-	.run = run_doctor
-};
+			"change on which node.  What could not be looked at is \"not checked\", never fine.  The table at\n"
+			"the end counts what failover slots need.  Exits with 0 if there are at most notes, 1 if anything\n"
+			"needs attention or was not checked, 3 if a node is unreachable.\n",
+	.run = run_doctor};

@@ -26,8 +26,7 @@ static const Command *const commands[] = {
 	&doctor_command,
 	&slots_command,
 	&uninstall_command,
-	NULL
-};
+	NULL};
 
 enum
 {
@@ -46,36 +45,22 @@ static const struct
 	int			takes;			/* 0 = every subcommand */
 	struct option option;
 	const char *help;
-}			option_table[] = {
-	{TAKES_JSON, {"json", no_argument, NULL, OPT_JSON},
-	"      --json               print one JSON object"},
-	{TAKES_WATCH, {"watch", required_argument, NULL, OPT_WATCH},
-	"      --watch=SECONDS      print it again every SECONDS until Ctrl-C"},
-	{TAKES_READY, {"ready", no_argument, NULL, OPT_READY},
-	"      --ready              only say whether a failover now would lose nothing"},
-	{TAKES_YES, {"yes", no_argument, NULL, OPT_YES},
-	"      --yes                don't ask for confirmation"},
-	{TAKES_DRY_RUN, {"dry-run", no_argument, NULL, OPT_DRY_RUN},
-	"      --dry-run            show what would be done, change nothing"},
+} option_table[] = {
+	{TAKES_JSON, {"json", no_argument, NULL, OPT_JSON}, "      --json               print one JSON object"},
+	{TAKES_WATCH, {"watch", required_argument, NULL, OPT_WATCH}, "      --watch=SECONDS      print it again every SECONDS until Ctrl-C"},
+	{TAKES_READY, {"ready", no_argument, NULL, OPT_READY}, "      --ready              only say whether a failover now would lose nothing"},
+	{TAKES_YES, {"yes", no_argument, NULL, OPT_YES}, "      --yes                don't ask for confirmation"},
+	{TAKES_DRY_RUN, {"dry-run", no_argument, NULL, OPT_DRY_RUN}, "      --dry-run            show what would be done, change nothing"},
 
-	{0, {"host", required_argument, NULL, 'h'},
-	"  -h, --host=HOSTNAME      server host or socket directory"},
-	{0, {"port", required_argument, NULL, 'p'},
-	"  -p, --port=PORT          server port"},
-	{0, {"username", required_argument, NULL, 'U'},
-	"  -U, --username=USERNAME  user name to connect as"},
-	{0, {"dbname", required_argument, NULL, 'd'},
-	"  -d, --dbname=DBNAME      database name or connection string"},
-	{0, {"no-password", no_argument, NULL, 'w'},
-	"  -w, --no-password        never ask for a password"},
-	{0, {"password", no_argument, NULL, 'W'},
-	"  -W, --password           ask for a password first"},
-	{0, {"node", required_argument, NULL, OPT_NODE},
-	"      --node=CONNINFO      one more server of the topology (may be repeated)"},
-	{0, {"no-discover", no_argument, NULL, OPT_NO_DISCOVER},
-	"      --no-discover        don't look for the primary of a standby"},
-	{0, {"timeout", required_argument, NULL, OPT_TIMEOUT},
-	"      --timeout=SECONDS    longest wait for a connection or an answer (default 5)"},
+	{0, {"host", required_argument, NULL, 'h'}, "  -h, --host=HOSTNAME      server host or socket directory"},
+	{0, {"port", required_argument, NULL, 'p'}, "  -p, --port=PORT          server port"},
+	{0, {"username", required_argument, NULL, 'U'}, "  -U, --username=USERNAME  user name to connect as"},
+	{0, {"dbname", required_argument, NULL, 'd'}, "  -d, --dbname=DBNAME      database name or connection string"},
+	{0, {"no-password", no_argument, NULL, 'w'}, "  -w, --no-password        never ask for a password"},
+	{0, {"password", no_argument, NULL, 'W'}, "  -W, --password           ask for a password first"},
+	{0, {"node", required_argument, NULL, OPT_NODE}, "      --node=CONNINFO      one more server of the topology (may be repeated)"},
+	{0, {"no-discover", no_argument, NULL, OPT_NO_DISCOVER}, "      --no-discover        don't look for the primary of a standby"},
+	{0, {"timeout", required_argument, NULL, OPT_TIMEOUT}, "      --timeout=SECONDS    longest wait for a connection or an answer (default 5)"},
 };
 
 static void
@@ -107,7 +92,7 @@ print_command_help(const Command *command)
 	for (int i = 0; i < (int) lengthof(option_table); i++)
 		if (option_table[i].takes == 0)
 			printf("%s\n", option_table[i].help);
-	printf(_("\nThe environment (PGHOST, PGPORT, PGUSER, PGSERVICE, ...), service files and .pgpass count as\n"
+	printf(_("\nThe environment (PGHOST, PGPORT, PGUSER, PGSERVICE,...), service files and .pgpass count as\n"
 			 "for psql.  What a --node does not say is taken from -U and -d.\n"));
 }
 
@@ -151,8 +136,8 @@ parse_options(const Command *command, int argc, char **argv, Options *options)
 	for (int i = 0; i < (int) lengthof(option_table); i++)
 		if (option_table[i].takes == 0 || (option_table[i].takes & command->takes))
 			long_options[n++] = option_table[i].option;
-	long_options[n++] = (struct option) {"help", no_argument, NULL, '?'};
-	long_options[n] = (struct option) {NULL, 0, NULL, 0};
+	long_options[n++] = (struct option){"help", no_argument, NULL, '?'};
+	long_options[n] = (struct option){NULL, 0, NULL, 0};
 
 	while ((c = getopt_long(argc, argv, "h:p:U:d:wW", long_options, NULL)) != -1)
 	{
@@ -221,7 +206,7 @@ int
 main(int argc, char **argv)
 {
 	const Command *command = NULL;
-	Options		options = {.discover = true,.timeout_ms = 5000};
+	Options		options = {.discover = true, .timeout_ms = 5000};
 
 	pg_logging_init(argv[0]);
 	set_pglocale_pgservice(argv[0], PG_TEXTDOMAIN("tandem"));

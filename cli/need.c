@@ -15,10 +15,10 @@
 
 #include "check.h"
 
-#define HOLD_PREFIX		"tandem_hold_"
-#define RESERVE_SLOTS	2		/* advised beyond what is needed */
-#define OWN_SLOTS		2		/* tandem_reserve and tandem_proof on a standby */
-#define OWN_WORKERS		2		/* the worker and its helper */
+#define HOLD_PREFIX "tandem_hold_"
+#define RESERVE_SLOTS 2			/* advised beyond what is needed */
+#define OWN_SLOTS 2				/* tandem_reserve and tandem_proof on a standby */
+#define OWN_WORKERS 2			/* the worker and its helper */
 
 /* Slots on the primary, by kind. */
 typedef struct SlotCount
@@ -97,20 +97,18 @@ node_needs(const Topology *topology, const Node *node, Need *needs)
 	{
 		SlotCount	c = count_primary_slots(topology, node);
 
-		needs[n++] = (Need) {
+		needs[n++] = (Need){
 			node, "max_replication_slots",
-				node_setting_int(node, "max_replication_slots", 0),
-				c.all + c.missing, c.all + c.missing + RESERVE_SLOTS,
-				screen_printf("%d logical, %d physical, %d holds, %d still missing; advised: %d spare",
-							  c.logical, c.physical, c.holds, c.missing, RESERVE_SLOTS)
-		};
-		needs[n++] = (Need) {
+			node_setting_int(node, "max_replication_slots", 0),
+			c.all + c.missing, c.all + c.missing + RESERVE_SLOTS,
+			screen_printf("%d logical, %d physical, %d holds, %d still missing; advised: %d spare",
+						  c.logical, c.physical, c.holds, c.missing, RESERVE_SLOTS)};
+		needs[n++] = (Need){
 			node, "max_wal_senders",
-				node_setting_int(node, "max_wal_senders", 0),
-				c.logical + c.physical, c.logical + c.physical + RESERVE_SLOTS,
-				screen_printf("%d for logical slots, %d for standbys; advised: %d for a base backup",
-							  c.logical, c.physical, RESERVE_SLOTS)
-		};
+			node_setting_int(node, "max_wal_senders", 0),
+			c.logical + c.physical, c.logical + c.physical + RESERVE_SLOTS,
+			screen_printf("%d for logical slots, %d for standbys; advised: %d for a base backup",
+						  c.logical, c.physical, RESERVE_SLOTS)};
 	}
 	else if (primary)
 	{
@@ -126,34 +124,30 @@ node_needs(const Topology *topology, const Node *node, Need *needs)
 				strcmp(name, "tandem_reserve") != 0 && strcmp(name, "tandem_proof") != 0)
 				own++;
 		}
-		needs[n++] = (Need) {
+		needs[n++] = (Need){
 			node, "max_replication_slots",
-				node_setting_int(node, "max_replication_slots", 0),
-				c.failover + own + OWN_SLOTS, c.failover + own + OWN_SLOTS + 2 * followers,
-				screen_printf("%d failover, %d others, %d for syncing; advised: slot and hold of %d after a failover",
-							  c.failover, own, OWN_SLOTS, followers)
-		};
-		needs[n++] = (Need) {
+			node_setting_int(node, "max_replication_slots", 0),
+			c.failover + own + OWN_SLOTS, c.failover + own + OWN_SLOTS + 2 * followers,
+			screen_printf("%d failover, %d others, %d for syncing; advised: slot and hold of %d after a failover",
+						  c.failover, own, OWN_SLOTS, followers)};
+		needs[n++] = (Need){
 			node, "max_wal_senders",
-				node_setting_int(node, "max_wal_senders", 0),
-				c.failover + followers, c.failover + followers + RESERVE_SLOTS,
-				screen_printf("after a failover: %d for failover slots, %d for standbys; advised: %d for a base backup",
-							  c.failover, followers, RESERVE_SLOTS)
-		};
+			node_setting_int(node, "max_wal_senders", 0),
+			c.failover + followers, c.failover + followers + RESERVE_SLOTS,
+			screen_printf("after a failover: %d for failover slots, %d for standbys; advised: %d for a base backup",
+						  c.failover, followers, RESERVE_SLOTS)};
 	}
 
-	needs[n++] = (Need) {
+	needs[n++] = (Need){
 		node, "max_worker_processes",
-			node_setting_int(node, "max_worker_processes", 0),
-			OWN_WORKERS + (logical_workers > 0 ? 1 + logical_workers : 0),
-			OWN_WORKERS + (logical_workers > 0 ? 1 + logical_workers : 0),
-			screen_printf("%d for pg_tandem, %d for logical replication; parallel queries use what is left",
-						  OWN_WORKERS, (int) (logical_workers > 0 ? 1 + logical_workers : 0))
-	};
-	needs[n++] = (Need) {
+		node_setting_int(node, "max_worker_processes", 0),
+		OWN_WORKERS + (logical_workers > 0 ? 1 + logical_workers : 0),
+		OWN_WORKERS + (logical_workers > 0 ? 1 + logical_workers : 0),
+		screen_printf("%d for pg_tandem, %d for logical replication; parallel queries use what is left",
+					  OWN_WORKERS, (int) (logical_workers > 0 ? 1 + logical_workers : 0))};
+	needs[n++] = (Need){
 		node, "max_slot_wal_keep_size", keep, kept_mb, 2 * kept_mb,
-			screen_printf("MB; the slot furthest behind keeps %d now; advised: twice that; -1 = no limit",
-						  (int) kept_mb)
-	};
+		screen_printf("MB; the slot furthest behind keeps %d now; advised: twice that; -1 = no limit",
+					  (int) kept_mb)};
 	return n;
 }

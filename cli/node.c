@@ -32,7 +32,7 @@
 #include "text.h"
 #include "watch.h"
 
-#define MOST_RESULTS	512
+#define MOST_RESULTS 512
 
 static PGresult *results[MOST_RESULTS];
 static int	nresults = 0;
@@ -209,7 +209,7 @@ conn_query(PGconn *conn, int timeout_ms, const char *sql, const char **error,
 		why = message_line(PQerrorMessage(conn));
 	while (why == NULL)
 	{
-		struct pollfd fd = {.fd = PQsocket(conn),.events = POLLIN};
+		struct pollfd fd = {.fd = PQsocket(conn), .events = POLLIN};
 		int			left = (int) (deadline - now_ms());
 
 		if (!PQisBusy(conn))
@@ -335,7 +335,14 @@ open_connection(Node *node, const char *dbname, const char **error)
 		int			n = 0;
 
 #define ADD(keyword, value) \
-	do { if (value) { keywords[n] = keyword; values[n++] = value; } } while (0)
+	do \
+	{ \
+		if (value) \
+		{ \
+			keywords[n] = keyword; \
+			values[n++] = value; \
+		} \
+	} while (0)
 
 		if (getenv("PGCONNECT_TIMEOUT") == NULL)
 			ADD("connect_timeout", connect_timeout);
@@ -546,18 +553,22 @@ read_server(Node *node)
 {
 	node->settings = node_query(node,
 								"SELECT name, setting, unit, vartype, source, sourcefile, pending_restart"
-								" FROM pg_catalog.pg_settings", NULL, NULL);
+								" FROM pg_catalog.pg_settings",
+								NULL, NULL);
 	node->slots = node_query(node,
 							 "SELECT slot_name, plugin, slot_type, database, temporary, active, active_pid,"
 							 " catalog_xmin, pg_catalog.age(catalog_xmin) AS catalog_xmin_age,"
 							 " restart_lsn, confirmed_flush_lsn, wal_status, safe_wal_size"
-							 " FROM pg_catalog.pg_replication_slots ORDER BY slot_name", NULL, NULL);
+							 " FROM pg_catalog.pg_replication_slots ORDER BY slot_name",
+							 NULL, NULL);
 	node->walsenders = node_query(node,
 								  "SELECT pid, usename, application_name, client_addr, state, flush_lsn, replay_lsn"
-								  " FROM pg_catalog.pg_stat_replication", NULL, NULL);
+								  " FROM pg_catalog.pg_stat_replication",
+								  NULL, NULL);
 	node->walreceiver = node_query(node,
 								   "SELECT status, slot_name, sender_host, sender_port, conninfo"
-								   " FROM pg_catalog.pg_stat_wal_receiver", NULL, NULL);
+								   " FROM pg_catalog.pg_stat_wal_receiver",
+								   NULL, NULL);
 }
 
 const char *

@@ -12,7 +12,7 @@
 #include "command.h"
 #include "libpq-fe.h"
 
-#define MOST_NODES	32
+#define MOST_NODES 32
 
 typedef struct Node
 {

@@ -68,7 +68,8 @@ judge(const Topology *t, const Node *node)
 static const char *
 role_of(const Node *node)
 {
-	return node->conn == NULL ? NULL : node->in_recovery ? "standby" : "primary";
+	return node->conn == NULL ? NULL : node->in_recovery ? "standby" :
+														   "primary";
 }
 
 static int
@@ -131,8 +132,7 @@ slots_json(const Topology *t, PQExpBuffer out)
 {
 	static const char *const texts[] = {
 		"database", "plugin", "state", "reason", "hint", "restart_lsn", "confirmed_lsn",
-		"primary_restart_lsn", "primary_confirmed_lsn", "last_sync"
-	};
+		"primary_restart_lsn", "primary_confirmed_lsn", "last_sync"};
 	Json		json;
 
 	json_init(&json, out, t->options->watch == 0);
@@ -147,8 +147,8 @@ slots_json(const Topology *t, PQExpBuffer out)
 		json_open_object(&json, NULL);
 		json_string(&json, "node", node->label);
 		json_string(&json, "role", role_of(node));
-		json_string(&json, "error", node->conn == NULL ? node->error :
-					node->failover_slots == NULL ? node->tandem_error : NULL);
+		json_string(&json, "error", node->conn == NULL ? node->error : node->failover_slots == NULL ? node->tandem_error :
+																									  NULL);
 		if (node->ready)
 			json_bool(&json, "failover_ready", field_is_true(node->ready, 0, "ready"));
 		else
@@ -184,8 +184,7 @@ static int
 slots_screen(Topology *t, PQExpBuffer out)
 {
 	static const char *const columns[] = {
-		"NODE", "SLOT", "DATABASE", "STATE", ">CONFIRMED", ">ON PRIMARY", ">SYNCED", NULL
-	};
+		"NODE", "SLOT", "DATABASE", "STATE", ">CONFIRMED", ">ON PRIMARY", ">SYNCED", NULL};
 	Table	   *table = table_new(columns);
 	int			exit_code = EXIT_HEALTHY;
 	int			total = 0;
@@ -198,9 +197,9 @@ slots_screen(Topology *t, PQExpBuffer out)
 		{
 			exit_code = EXIT_ATTENTION;
 			pg_log_error("%s: %s", t->nodes[i]->label,
-						 text_clean(t->nodes[i]->conn == NULL ? t->nodes[i]->error :
-									t->nodes[i]->tandem_error ? t->nodes[i]->tandem_error :
-									"failover slots could not be read"));
+						 text_clean(t->nodes[i]->conn == NULL     ? t->nodes[i]->error :
+										t->nodes[i]->tandem_error ? t->nodes[i]->tandem_error :
+																	"failover slots could not be read"));
 			pg_log_error_hint("Run \"tandem doctor\" for what to change.");
 		}
 	if (t->options->json)
@@ -252,7 +251,6 @@ const Command slots_command = {
 	.synopsis = "[--ready] [--json] [--watch=SECONDS]",
 	.summary = "show the failover slots: is each one ready, and if not why",
 	.help = "With --ready, asks the standbys named by -h and --node and exits with 0 only if a failover to\n"
-	"each of them now would lose nothing of any failover slot, else with 1.  Without it, exits with 0\n"
-	"if every node could be asked, else with 1.\n",
-	.run = run_slots
-};
+			"each of them now would lose nothing of any failover slot, else with 1.  Without it, exits with 0\n"
+			"if every node could be asked, else with 1.\n",
+	.run = run_slots};

@@ -13,7 +13,7 @@
 #include "table.h"
 #include "watch.h"
 
-#define HOLD_PREFIX		"tandem_hold_"
+#define HOLD_PREFIX "tandem_hold_"
 
 /* "streaming", "no walreceiver", ...: what the node is doing, in a word */
 static const char *
@@ -69,8 +69,7 @@ static void
 print_nodes(const Topology *t, PQExpBuffer out)
 {
 	static const char *const columns[] = {
-		"NODE", "ROLE", "STATE", ">POSITION", ">BEHIND", ">SLOTS", "FAILOVER", ">SYNC AGE", NULL
-	};
+		"NODE", "ROLE", "STATE", ">POSITION", ">BEHIND", ">SLOTS", "FAILOVER", ">SYNC AGE", NULL};
 	Table	   *table = table_new(columns);
 
 	for (int i = 0; i < t->nnodes; i++)
@@ -82,15 +81,17 @@ print_nodes(const Topology *t, PQExpBuffer out)
 		int64		lag = replay_lag(t, node);
 
 		table_row(table, node->label,
-				  node->conn == NULL ? NULL : node->in_recovery ? "standby" : "primary", state,
+				  node->conn == NULL ? NULL : node->in_recovery ? "standby" :
+																  "primary",
+				  state,
 				  node->lsn ? screen_printf("%X/%X", LSN_FORMAT_ARGS(node->lsn)) : NULL,
 				  lag >= 0 ? text_bytes(lag) : NULL,
 				  node->failover_slots ?
-				  screen_printf("%d/%d", count_ready(node), nrows(node->failover_slots)) : NULL,
+					  screen_printf("%d/%d", count_ready(node), nrows(node->failover_slots)) :
+					  NULL,
 				  failover,
 				  age ? text_duration(atof(age)) : NULL);
-		table_colour(table, 2, strcmp(state, "writable") == 0 || strcmp(state, "streaming") == 0 ?
-					 COLOUR_GOOD : COLOUR_BAD);
+		table_colour(table, 2, strcmp(state, "writable") == 0 || strcmp(state, "streaming") == 0 ? COLOUR_GOOD : COLOUR_BAD);
 		if (failover)
 			table_colour(table, 6, strcmp(failover, "ready") == 0 ? COLOUR_GOOD : COLOUR_WARN);
 	}
@@ -102,8 +103,7 @@ static void
 print_standbys(const Topology *t, PQExpBuffer out)
 {
 	static const char *const columns[] = {
-		"STANDBY", "CONNECTED", ">FLUSHED", ">BEHIND", "IN GATE", ">HOLD AGE", ">REPORTED", NULL
-	};
+		"STANDBY", "CONNECTED", ">FLUSHED", ">BEHIND", "IN GATE", ">HOLD AGE", ">REPORTED", NULL};
 	const PGresult *s = t->primary ? t->primary->standbys : NULL;
 	Table	   *table = table_new(columns);
 
@@ -118,7 +118,8 @@ print_standbys(const Topology *t, PQExpBuffer out)
 		bool		connected = field_is_true(s, row, "connected");
 
 		table_row(table, field(s, row, "slot_name"),
-				  !exists ? "no such slot" : connected ? "yes" : "no",
+				  !exists ? "no such slot" : connected ? "yes" :
+														 "no",
 				  flush,
 				  flushed ? text_bytes(t->primary->lsn > flushed ? (int64) (t->primary->lsn - flushed) : 0) : NULL,
 				  field_is_true(s, row, "in_gate") ? "yes" : "no",
@@ -173,7 +174,8 @@ status_json(const Diagnosis *d, PQExpBuffer out)
 		json_open_object(&json, NULL);
 		json_string(&json, "node", node->label);
 		json_bool(&json, "named", node->named);
-		json_string(&json, "role", node->conn == NULL ? NULL : node->in_recovery ? "standby" : "primary");
+		json_string(&json, "role", node->conn == NULL ? NULL : node->in_recovery ? "standby" :
+																				   "primary");
 		json_string(&json, "state", node_state(node));
 		json_string(&json, "error", node->conn == NULL ? node->error : node->tandem_error);
 		json_string(&json, "server_version", node->version);
@@ -267,5 +269,4 @@ const Command status_command = {
 	.synopsis = "[--json] [--watch=SECONDS]",
 	.summary = "the whole topology on one screen",
 	.help = "Exits with 0 if all is healthy, 1 if something needs attention, 3 if a node is unreachable.\n",
-	.run = run_status
-};
+	.run = run_status};

@@ -14,10 +14,10 @@
 
 #include "table.h"
 
-#define MOST_COLUMNS	12
-#define GAP				2		/* blanks between two columns */
-#define NARROWEST		6		/* no column is squeezed below this */
-#define NOTE_INDENT		4
+#define MOST_COLUMNS 12
+#define GAP 2					/* blanks between two columns */
+#define NARROWEST 6				/* no column is squeezed below this */
+#define NOTE_INDENT 4
 
 typedef struct TableRow
 {

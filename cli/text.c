@@ -23,8 +23,8 @@
 #include "mb/pg_wchar.h"
 #include "text.h"
 
-#define WIDTH_MOST	100
-#define WIDTH_LEAST	60
+#define WIDTH_MOST 100
+#define WIDTH_LEAST 60
 
 typedef struct ScreenChunk
 {
@@ -247,8 +247,7 @@ void
 text_paint(PQExpBuffer out, TextColour colour, const char *text, int len)
 {
 	static const char *const codes[] = {
-		[COLOUR_GOOD] = "32",[COLOUR_WARN] = "33",[COLOUR_BAD] = "31",[COLOUR_TITLE] = "1"
-	};
+		[COLOUR_GOOD] = "32", [COLOUR_WARN] = "33", [COLOUR_BAD] = "31", [COLOUR_TITLE] = "1"};
 
 	if (colour != COLOUR_NONE && use_colour && len > 0)
 		appendPQExpBuffer(out, "\033[%sm%.*s\033[0m", codes[colour], len, text);

@@ -27,8 +27,8 @@
 #include "node.h"
 #include "text.h"
 
-#define HOLD_PREFIX		"tandem_hold_"
-#define MOST_STEPS		512
+#define HOLD_PREFIX "tandem_hold_"
+#define MOST_STEPS 512
 
 typedef struct Step
 {
@@ -50,12 +50,10 @@ add_step(Plan *plan, Node *node, const char *database, const char *sql)
 {
 	if (plan->nsteps >= MOST_STEPS)
 		pg_fatal("too many steps");
-	plan->steps[plan->nsteps++] = (Step) {node, database, sql, false};
+	plan->steps[plan->nsteps++] = (Step){node, database, sql, false};
 }
 
-pg_attribute_noreturn()
-static void
-refuse(const char *error, const char *hint)
+pg_attribute_noreturn() static void refuse(const char *error, const char *hint)
 {
 	pg_log_error("%s", text_clean(error));
 	if (hint)
@@ -142,8 +140,8 @@ static void
 plan_databases(Plan *plan, Node *primary)
 {
 	PGresult   *res = must_query(primary,
-								 "SELECT datname FROM pg_catalog.pg_database"
-								 " WHERE datallowconn ORDER BY datname");
+							   "SELECT datname FROM pg_catalog.pg_database"
+							   " WHERE datallowconn ORDER BY datname");
 
 	for (int i = 0; i < nrows(res); i++)
 	{
@@ -221,9 +219,9 @@ static void
 plan_settings(Plan *plan, Node *node)
 {
 	PGresult   *res = must_query(node,
-								 "SELECT sourcefile, sourceline, name, setting FROM pg_catalog.pg_file_settings"
-								 " WHERE name LIKE 'tandem.%' OR name = 'shared_preload_libraries'"
-								 " ORDER BY seqno");
+							   "SELECT sourcefile, sourceline, name, setting FROM pg_catalog.pg_file_settings"
+							   " WHERE name LIKE 'tandem.%' OR name = 'shared_preload_libraries'"
+							   " ORDER BY seqno");
 	bool		sync_slots_reset = !(node->in_recovery && node->preloaded && node->extension);
 
 	for (int i = 0; i < nrows(res); i++)
@@ -239,9 +237,7 @@ plan_settings(Plan *plan, Node *node)
 				continue;
 			if (is_auto_conf(file))
 			{
-				add_step(plan, node, NULL, *rest ?
-						 screen_printf("ALTER SYSTEM SET shared_preload_libraries = %s", rest) :
-						 "ALTER SYSTEM RESET shared_preload_libraries");
+				add_step(plan, node, NULL, *rest ? screen_printf("ALTER SYSTEM SET shared_preload_libraries = %s", rest) : "ALTER SYSTEM RESET shared_preload_libraries");
 				continue;
 			}
 		}
@@ -254,8 +250,8 @@ plan_settings(Plan *plan, Node *node)
 		appendPQExpBuffer(&plan->by_hand, "%s: %s, line %s: %s\n",
 						  node->label, text_clean(file), field(res, i, "sourceline"),
 						  rest == NULL ? screen_printf("remove %s", name) :
-						  *rest ? screen_printf("let shared_preload_libraries be %s", rest) :
-						  "remove shared_preload_libraries");
+							  *rest    ? screen_printf("let shared_preload_libraries be %s", rest) :
+										 "remove shared_preload_libraries");
 	}
 	if (!sync_slots_reset)
 		add_step(plan, node, NULL, "ALTER SYSTEM RESET tandem.sync_slots");
@@ -294,8 +290,8 @@ run_step(const Options *options, const Step *step)
 	if (res == NULL)
 		refuse(screen_printf("%s: %s failed: %s", step->node->label, step->sql, error),
 			   strcmp(sqlstate, "2BP01") == 0 ?
-			   "Drop or change what depends on the extension, then run this command again." :
-			   "Steps before this one are done; run this command again when the cause is mended.");
+				   "Drop or change what depends on the extension, then run this command again." :
+				   "Steps before this one are done; run this command again when the cause is mended.");
 	if (step->stops_sync)
 		wait_sync_off(step->node, options->timeout_ms);
 }
@@ -374,8 +370,7 @@ const Command uninstall_command = {
 	.synopsis = "[--dry-run] [--yes]",
 	.summary = "remove everything of pg_tandem from all nodes",
 	.help = "Drops the slots that standbys keep for the primary, the holds on the primary, the extension in\n"
-	"every database, and what ALTER SYSTEM has set; names the lines of other files that remain to be\n"
-	"changed.  Your own slots, physical and logical, stay.  Name every standby with --node; connect\n"
-	"as a superuser.  Asks first unless --yes is given.\n",
-	.run = run_uninstall
-};
+			"every database, and what ALTER SYSTEM has set; names the lines of other files that remain to be\n"
+			"changed.  Your own slots, physical and logical, stay.  Name every standby with --node; connect\n"
+			"as a superuser.  Asks first unless --yes is given.\n",
+	.run = run_uninstall};

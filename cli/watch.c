@@ -66,7 +66,7 @@ watch_run(const Options *options, ScreenFunction screen)
 	for (;;)
 	{
 		struct timespec pause = {(time_t) options->watch,
-		(long) ((options->watch - (time_t) options->watch) * 1e9)};
+								 (long) ((options->watch - (time_t) options->watch) * 1e9)};
 
 		topology_read(topology);
 		if (watch_interrupted)

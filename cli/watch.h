@@ -18,7 +18,7 @@
 extern volatile sig_atomic_t watch_interrupted;
 
 /* Composes one screen from what the nodes said; returns the exit code. */
-typedef int (*ScreenFunction) (Topology *topology, PQExpBuffer out);
+typedef int (*ScreenFunction)(Topology *topology, PQExpBuffer out);
 
 /* Runs the whole subcommand; returns the exit code of the last screen. */
 extern int	watch_run(const Options *options, ScreenFunction screen);

@@ -168,7 +168,8 @@ tandem_remote_connect(const char *conninfo, const char *dbname_default,
 		{
 			wait_socket(remote,
 						status == PGRES_POLLING_READING ?
-						WL_SOCKET_READABLE : WL_SOCKET_CONNECTED,
+							WL_SOCKET_READABLE :
+							WL_SOCKET_CONNECTED,
 						deadline, "connecting to the primary");
 			status = PQconnectPoll(remote->conn);
 		}
@@ -280,8 +281,8 @@ tandem_remote_query(TandemRemote *remote, const char *query, int nparams,
 						connection_message(conn))));
 	remote->bytes_sent += strlen(query) + 64;
 	for (i = 0; i < nparams; i++)
-		remote->bytes_sent += 8 + (values[i] == NULL ? 0 :
-								   formats[i] ? lengths[i] : strlen(values[i]));
+		remote->bytes_sent += 8 + (values[i] == NULL ? 0 : formats[i] ? lengths[i] :
+																		strlen(values[i]));
 
 	PG_TRY();
 	{
@@ -330,10 +331,10 @@ tandem_remote_query(TandemRemote *remote, const char *query, int nparams,
 
 			ereport(ERROR,
 					(errcode(sqlstate && strlen(sqlstate) == 5 ?
-							 MAKE_SQLSTATE(sqlstate[0], sqlstate[1],
-										   sqlstate[2], sqlstate[3],
-										   sqlstate[4]) :
-							 ERRCODE_CONNECTION_FAILURE),
+								 MAKE_SQLSTATE(sqlstate[0], sqlstate[1],
+											   sqlstate[2], sqlstate[3],
+											   sqlstate[4]) :
+								 ERRCODE_CONNECTION_FAILURE),
 					 errmsg("the primary answered: %s",
 							primary ? primary : connection_message(conn)),
 					 hint ? errhint("%s", hint) : 0));

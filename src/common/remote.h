@@ -13,7 +13,7 @@
 #include "nodes/pg_list.h"
 
 /* Should a wait for the other node end?  Returns a reason, or NULL to go on. */
-typedef const char *(*TandemGiveUp) (void);
+typedef const char *(*TandemGiveUp)(void);
 
 typedef struct TandemRemote TandemRemote;
 

@@ -263,7 +263,8 @@ parse_list(const char *text, TandemStandbyList *list)
 		if (token_is_number(&number))
 		{
 			list->mode = token_is(&token, "any") ?
-				TANDEM_STANDBYS_ANY : TANDEM_STANDBYS_FIRST;
+				TANDEM_STANDBYS_ANY :
+				TANDEM_STANDBYS_FIRST;
 			/* more digits than that is more than the names in any case */
 			list->required = number.len > 6 ? 999999 : atoi(number.start);
 			if (list->required == 0)
@@ -282,7 +283,7 @@ parse_list(const char *text, TandemStandbyList *list)
 
 	for (;;)
 	{
-		Name		name = &list->names[list->nnames];
+		Name name = &list->names[list->nnames];
 
 		if (token.kind == TOKEN_COMMA || token.kind == TOKEN_CLOSE ||
 			(token.kind == TOKEN_END && list->nnames > 0))
@@ -346,7 +347,7 @@ tandem_check_standby_list(char **newval, void **extra, GucSource source)
 	{
 		TandemStandbyList list;
 		char		space[offsetof(TandemStandbyList, names) + MAX_STANDBYS * sizeof(NameData)];
-	}			parsed;
+	} parsed;
 	size_t		size;
 	Token		first = next_token(*newval);
 
@@ -481,7 +482,8 @@ list_position(const TandemStandbyList *list, bool reachable)
 			 state.problem == TANDEM_STANDBY_NO_POSITION))
 			state.flush = PG_UINT64_MAX;
 		positions[i] = state.flush;
-		ranks[i] = state.streaming ? 0 : state.pid != 0 ? 1 : 2;
+		ranks[i] = state.streaming ? 0 : state.pid != 0 ? 1 :
+														  2;
 	}
 	LWLockRelease(ReplicationSlotControlLock);
 
@@ -812,8 +814,7 @@ static const PQcommMethods wrapper_methods = {
 	wrapper_flush_if_writable,
 	wrapper_is_send_pending,
 	wrapper_putmessage,
-	wrapper_putmessage_noblock
-};
+	wrapper_putmessage_noblock};
 
 static void
 install_wrapper(Port *port, int status)

@@ -147,12 +147,12 @@ extern void tandem_standby_wait_end(void);
  */
 typedef struct TandemWalsenderHooks
 {
-	void		(*reset) (void);
+	void		(*reset)(void);
 	/* true: taken, don't send */
-	bool		(*putmessage_noblock) (char msgtype, const char *s, size_t len);
-	bool		(*holds_message) (void);
+	bool		(*putmessage_noblock)(char msgtype, const char *s, size_t len);
+	bool		(*holds_message)(void);
 	/* EOF ends the walsender */
-	int			(*flush_if_writable) (void);
+	int			(*flush_if_writable)(void);
 } TandemWalsenderHooks;
 
 extern TandemWalsenderHooks tandem_walsender_hooks;

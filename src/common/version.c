@@ -45,7 +45,7 @@ extension_version(void)
 	{
 		bool		isnull;
 		Datum		datum = heap_getattr(tuple, Anum_pg_extension_extversion,
-										 RelationGetDescr(rel), &isnull);
+								   RelationGetDescr(rel), &isnull);
 
 		if (!isnull)
 			version = TextDatumGetCString(datum);
@@ -74,8 +74,8 @@ tandem_check_sql_version(void)
 				 errmsg("pg_tandem's library has version %s, but its SQL objects in this database have version %s",
 						TANDEM_VERSION, version ? version : "(none)"),
 				 version ?
-				 errhint("On the primary, run ALTER EXTENSION pg_tandem UPDATE in this database; if the library is the older one, restart the server.") :
-				 errhint("On the primary, run CREATE EXTENSION pg_tandem in this database.")));
+					 errhint("On the primary, run ALTER EXTENSION pg_tandem UPDATE in this database; if the library is the older one, restart the server.") :
+					 errhint("On the primary, run CREATE EXTENSION pg_tandem in this database.")));
 	matched = true;
 	pfree(version);
 }

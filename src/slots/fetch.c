@@ -43,7 +43,7 @@
 
 #define FETCH_CHUNK (1024 * 1024)
 #define FETCH_TIMEOUT 30000		/* ms for one chunk */
-#define FETCH_TMP "xlogtemp.tandem"	/* RemoveTempXlogFiles removes xlogtemp.* */
+#define FETCH_TMP "xlogtemp.tandem" /* RemoveTempXlogFiles removes xlogtemp.* */
 
 /* Timeline whose file holds a segment, given the history of the timeline replayed */
 static TimeLineID

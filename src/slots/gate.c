@@ -206,7 +206,8 @@ passable_lsn(bool fresh)
 		stream.passable_version != tandem_standby_slots_version)
 	{
 		stream.passable = gate_applies(MyReplicationSlot) ?
-			tandem_confirmed_lsn(tandem_standby_slots_list) : PG_UINT64_MAX;
+			tandem_confirmed_lsn(tandem_standby_slots_list) :
+			PG_UINT64_MAX;
 		stream.passable_sent = MyWalSnd->sentPtr;
 		stream.passable_generation = generation;
 		stream.passable_version = tandem_standby_slots_version;
@@ -501,7 +502,8 @@ wait_for_standbys(void)
 
 		/* every flush of WAL wakes all walsenders; no need to bother core */
 		if (WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					  rest, PG_WAIT_EXTENSION) & WL_LATCH_SET)
+					  rest, PG_WAIT_EXTENSION) &
+			WL_LATCH_SET)
 		{
 			ResetLatch(MyLatch);
 			woken = true;

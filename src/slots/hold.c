@@ -405,7 +405,8 @@ tandem_hold_expire(void)
 		if (tandem_hold_timeout <= 0 ||
 			!TimestampDifferenceExceeds(reported, GetCurrentTimestamp(),
 										tandem_hold_timeout < INT_MAX / 1000 ?
-										tandem_hold_timeout * 1000 : INT_MAX))
+											tandem_hold_timeout * 1000 :
+											INT_MAX))
 			continue;
 
 		ReplicationSlotDrop(hold, true);

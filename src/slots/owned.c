@@ -173,7 +173,7 @@ tandem_owned_add(const char *name, XLogRecPtr decoded_lsn)
 			Size		size = new_room * sizeof(TandemOwnedSlot);
 
 			owned = owned ? repalloc(owned, size) :
-				MemoryContextAlloc(TopMemoryContext, size);
+							MemoryContextAlloc(TopMemoryContext, size);
 			room = new_room;
 		}
 		slot = &owned[nowned++];

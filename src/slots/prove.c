@@ -54,7 +54,7 @@
 
 #define DECODE_LIMIT 60000		/* ms that one proof may take */
 #define BARRIER_LIMIT 3600000	/* ms: two restartpoints, as long as they need */
-#define SCAN_LIMIT (256 * 1024)	/* bytes of WAL read for one slot in a cycle */
+#define SCAN_LIMIT (256 * 1024) /* bytes of WAL read for one slot in a cycle */
 
 static BackgroundWorkerHandle *helper_handle = NULL;
 static TimestampTz helper_started;
@@ -315,7 +315,8 @@ tandem_helper_main(Datum main_arg)
 	BackgroundWorkerInitializeConnectionByOid(task.database, InvalidOid, 0);
 	pgstat_report_activity(STATE_RUNNING,
 						   task.task == TANDEM_HELPER_BARRIER ?
-						   "waiting for a restartpoint" : "proving a slot");
+							   "waiting for a restartpoint" :
+							   "proving a slot");
 
 	task.state = TANDEM_HELPER_SUCCEEDED;
 	PG_TRY();

@@ -345,7 +345,8 @@ snapshot_file_cmp(const void *a, const void *b)
 	XLogRecPtr	x = ((const TandemSnapshotFile *) a)->lsn;
 	XLogRecPtr	y = ((const TandemSnapshotFile *) b)->lsn;
 
-	return x < y ? -1 : x > y ? 1 : 0;
+	return x < y ? -1 : x > y ? 1 :
+								0;
 }
 
 /*

@@ -8,7 +8,11 @@
  *	 hold.c		hold slots: catalog rows kept for a standby
  *	 gate.c		holding logical walsenders back
  * The standby's side
- *	 cycle.c	one cycle: ask, install, then slot by slot
+ *	 cycle.c	one cycle: ask, install, then slot by slot (cycle.h: its parts)
+ *	 answer.c	the conversation with the primary
+ *	 install.c	installing the files it sent
+ *	 reserve.c	WAL and files of slots that aren't proven yet
+ *	 follow.c	one slot: dropped, created, moved or explained
  *	 local.c	creating, moving and dropping a local slot, in durable order
  *	 prove.c	the helper process: decode forward, or wait for a restartpoint
  *	 fetch.c	WAL that is missing here
@@ -36,9 +40,9 @@
 #define TANDEM_PROTOCOL 1
 
 /* flags of a slot row of tandem.source_slots */
-#define TANDEM_SLOT_TWO_PHASE	0x01
-#define TANDEM_SLOT_INVALID		0x02
-#define TANDEM_SLOT_HAS_FILE	0x04	/* a snapshot lies at restart_lsn */
+#define TANDEM_SLOT_TWO_PHASE 0x01
+#define TANDEM_SLOT_INVALID 0x02
+#define TANDEM_SLOT_HAS_FILE 0x04	/* a snapshot lies at restart_lsn */
 
 #define TANDEM_HOLD_PREFIX "tandem_hold_"
 #define TANDEM_RESERVE_SLOT "tandem_reserve"

@@ -132,8 +132,7 @@ copy_slot(ReplicationSlot *s, SourceSlot *copy)
 	copy->catalog_xmin = xmin;
 	copy->invalid = XLogRecPtrIsInvalid(data.restart_lsn) &&
 		!XLogRecPtrIsInvalid(data.invalidated_at);
-	if (!copy->invalid && (XLogRecPtrIsInvalid(data.restart_lsn) ||
-						   XLogRecPtrIsInvalid(data.confirmed_flush)))
+	if (!copy->invalid && (XLogRecPtrIsInvalid(data.restart_lsn) || XLogRecPtrIsInvalid(data.confirmed_flush)))
 		return false;			/* still being created */
 	return true;
 }
@@ -511,8 +510,8 @@ tandem_source_slots(PG_FUNCTION_ARGS)
 			continue;			/* being dropped */
 		put_row(rsinfo, 's', NameStr(s->name), database, NameStr(s->plugin),
 				(s->two_phase ? TANDEM_SLOT_TWO_PHASE : 0) |
-				(s->invalid ? TANDEM_SLOT_INVALID : 0) |
-				(s->has_file ? TANDEM_SLOT_HAS_FILE : 0),
+					(s->invalid ? TANDEM_SLOT_INVALID : 0) |
+					(s->has_file ? TANDEM_SLOT_HAS_FILE : 0),
 				s->restart_lsn, s->confirmed_lsn, s->two_phase_at,
 				s->catalog_xmin, NULL);
 	}
@@ -569,7 +568,7 @@ tandem_source_wal(PG_FUNCTION_ARGS)
 	while (done < length)
 	{
 		ssize_t		n = pg_pread(fd, VARDATA(result) + done, length - done,
-								 start + done);
+							 start + done);
 
 		if (n < 0)
 			ereport(ERROR,

@@ -53,7 +53,7 @@ row_of(List **rows, const char *name)
 	ListCell   *cell;
 	StandbyRow *row;
 
-	foreach(cell, *rows)
+	foreach (cell, *rows)
 	{
 		row = (StandbyRow *) lfirst(cell);
 		if (strcmp(NameStr(row->name), name) == 0)
@@ -180,11 +180,11 @@ tandem_standbys_status(PG_FUNCTION_ARGS)
 	initStringInfo(&warning);
 	initStringInfo(&hint);
 
-	foreach(cell, collect_rows())
+	foreach (cell, collect_rows())
 	{
 		StandbyRow *row = (StandbyRow *) lfirst(cell);
 		bool		listed = tandem_standby_list_has(tandem_standby_slots_list,
-													 NameStr(row->name));
+											  NameStr(row->name));
 		TandemStandbyState state;
 		Datum		values[STANDBYS_COLUMNS];
 		bool		nulls[STANDBYS_COLUMNS] = {false};

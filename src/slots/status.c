@@ -117,18 +117,23 @@ put_entry(ReturnSetInfo *rsinfo, const TandemSlotEntry *entry)
 
 	memset(nulls, 0, sizeof(nulls));
 #define PUT_TEXT(text) \
-	do { \
-		if ((text)[0]) values[i] = CStringGetTextDatum(text); \
-		else nulls[i] = true; \
+	do \
+	{ \
+		if ((text)[0]) \
+			values[i] = CStringGetTextDatum(text); \
+		else \
+			nulls[i] = true; \
 		i++; \
 	} while (0)
 #define PUT_LSN(lsn) \
-	do { \
+	do \
+	{ \
 		values[i] = LSNGetDatum(lsn); \
 		nulls[i++] = XLogRecPtrIsInvalid(lsn); \
 	} while (0)
 #define PUT_XID(xid) \
-	do { \
+	do \
+	{ \
 		values[i] = TransactionIdGetDatum(xid); \
 		nulls[i++] = !TransactionIdIsValid(xid); \
 	} while (0)
@@ -391,7 +396,7 @@ static char *
 slots_text(int n)
 {
 	return n == 1 ? pstrdup("the only failover slot is") :
-		psprintf("all %d failover slots are", n);
+					psprintf("all %d failover slots are", n);
 }
 
 /*

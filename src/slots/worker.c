@@ -164,8 +164,9 @@ standby_loop(void)
 }
 
 /* Watches holds for ever. */
-static void pg_attribute_noreturn()
-primary_loop(void)
+static void
+pg_attribute_noreturn()
+	primary_loop(void)
 {
 	for (;;)
 	{

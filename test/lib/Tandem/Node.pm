@@ -338,7 +338,7 @@ sub wait_replayed
 	my ($self, $standby) = @_;
 	my $lsn = $self->query(
 		q{SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-			ELSE pg_current_wal_insert_lsn() END});
+			ELSE pg_current_wal_flush_lsn() END});
 	poll_for(
 		sub { $standby->query("SELECT pg_last_wal_replay_lsn() >= '$lsn'") eq 't' },
 		'"' . $standby->name . "\" to replay $lsn");
