@@ -86,12 +86,11 @@ connection_message(PGconn *conn)
 }
 
 /*
- * Connects to the node that conninfo describes.  dbname_default is used
- * instead of the conninfo's own dbname if not null.  timeout_ms bounds the
- * whole.
+ * Connects to the node that conninfo describes, to database dbname if conninfo
+ * has none, or in any case (override).  timeout_ms bounds the whole.
  */
 TandemRemote *
-tandem_remote_connect(const char *conninfo, const char *dbname_default,
+tandem_remote_connect(const char *conninfo, const char *dbname, bool override,
 					  int timeout_ms, TandemGiveUp give_up)
 {
 	PQconninfoOption *options;
@@ -101,6 +100,7 @@ tandem_remote_connect(const char *conninfo, const char *dbname_default,
 	const char *values[64];
 	StringInfoData server_options;
 	int			n = 0;
+	bool		named = false;	/* conninfo names a database */
 	TandemRemote *remote;
 	TimestampTz deadline;
 
@@ -127,19 +127,23 @@ tandem_remote_connect(const char *conninfo, const char *dbname_default,
 			appendStringInfo(&server_options, " %s", o->val);
 		else if (strcmp(o->keyword, "replication") == 0 ||
 				 strcmp(o->keyword, "client_encoding") == 0 ||
-				 (dbname_default && strcmp(o->keyword, "dbname") == 0))
+				 (override && strcmp(o->keyword, "dbname") == 0))
 			continue;
 		else
 		{
+			/* a service may name one, too */
+			if (strcmp(o->keyword, "dbname") == 0 ||
+				strcmp(o->keyword, "service") == 0)
+				named = true;
 			keywords[n] = o->keyword;
 			values[n++] = pstrdup(o->val);
 		}
 	}
 	PQconninfoFree(options);
-	if (dbname_default)
+	if (override || !named)
 	{
 		keywords[n] = "dbname";
-		values[n++] = dbname_default;
+		values[n++] = dbname;
 	}
 	keywords[n] = "options";
 	values[n++] = server_options.data;

@@ -18,7 +18,7 @@ typedef const char *(*TandemGiveUp)(void);
 typedef struct TandemRemote TandemRemote;
 
 extern TandemRemote *tandem_remote_connect(const char *conninfo,
-										   const char *dbname_default,
+										   const char *dbname, bool override,
 										   int timeout_ms, TandemGiveUp give_up);
 extern void tandem_remote_close(TandemRemote *remote);
 extern bool tandem_remote_is_alive(TandemRemote *remote);

@@ -153,7 +153,7 @@ tandem_define_settings(void)
 							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomStringVariable("tandem.primary_conninfo",
 							   "On a standby, how to reach tandem.database on the primary.",
-							   "Empty means to use primary_conninfo with tandem.database as dbname.",
+							   "Empty means to use primary_conninfo, with tandem.database as dbname.",
 							   &tandem_primary_conninfo, "",
 							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
 	DefineCustomIntVariable("tandem.wal_fetch_limit",

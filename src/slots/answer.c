@@ -41,7 +41,8 @@
 #define QUERY_TIMEOUT 30000		/* ms */
 
 static TandemRemote *remote = NULL;
-static char *remote_conninfo = NULL;
+static char *remote_conninfo = NULL;	/* what it was made with ... */
+static bool remote_own = false; /* ... and whether that was tandem.primary_conninfo */
 static TransactionId relied_hold = InvalidTransactionId;	/* for the primary's log */
 
 
@@ -51,13 +52,28 @@ tandem_promoted(void)
 	return RecoveryInProgress() ? NULL : "this server has been promoted";
 }
 
+/* Does tandem.primary_conninfo say how to reach the primary? */
+static bool
+own_conninfo(void)
+{
+	return tandem_primary_conninfo[0] != '\0';
+}
+
 /* How the primary is reached by the present settings; may be null or empty. */
 static const char *
 current_conninfo(void)
 {
-	return tandem_primary_conninfo[0] != '\0' ?
-		tandem_primary_conninfo :
-		PrimaryConnInfo;
+	return own_conninfo() ? tandem_primary_conninfo : PrimaryConnInfo;
+}
+
+/* Was the connection made by the present settings? */
+static bool
+conninfo_is_current(void)
+{
+	const char *conninfo = current_conninfo();
+
+	return remote_conninfo != NULL && conninfo != NULL &&
+		strcmp(remote_conninfo, conninfo) == 0 && remote_own == own_conninfo();
 }
 
 /*
@@ -69,13 +85,9 @@ stop_waiting(void)
 {
 	if (ConfigReloadPending)
 	{
-		const char *conninfo;
-
 		ConfigReloadPending = false;
 		ProcessConfigFile(PGC_SIGHUP);
-		conninfo = current_conninfo();
-		if (remote_conninfo &&
-			(conninfo == NULL || strcmp(conninfo, remote_conninfo) != 0))
+		if (!conninfo_is_current())
 			return "the connection settings have changed";
 	}
 	return tandem_promoted();
@@ -162,16 +174,15 @@ tandem_connect_primary(void)
 				 errhint("Create a physical replication slot on the primary and set primary_slot_name to it here.")));
 
 	if (remote == NULL || !tandem_remote_is_alive(remote) ||
-		strcmp(remote_conninfo, conninfo) != 0)
+		!conninfo_is_current())
 		tandem_cycle_disconnect();
 	if (remote == NULL)
 	{
 		remote_conninfo = MemoryContextStrdup(TopMemoryContext, conninfo);
-		remote = tandem_remote_connect(remote_conninfo,
-									   tandem_primary_conninfo[0] != '\0' ?
-										   NULL :
-										   tandem_database,
-									   CONNECT_TIMEOUT, stop_waiting);
+		remote_own = own_conninfo();
+		remote = tandem_remote_connect(remote_conninfo, tandem_database,
+									   !remote_own, CONNECT_TIMEOUT,
+									   stop_waiting);
 	}
 }
 

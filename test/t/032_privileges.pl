@@ -128,6 +128,8 @@ says(qr/is not the primary of this standby \/ Correct tandem\.primary_conninfo/,
 my $stock = Tandem::Node->new_subscriber('stock');
 $stock->stop;
 $stranger->stop;
+(my $no_dbname = $socket) =~ s/dbname=\S+//;
+says(qr/^- \/ -$/, 'nothing, without a dbname', 'tandem.primary_conninfo' => $no_dbname);
 $standby->set('tandem.primary_conninfo' => undef);
 says(qr/^- \/ -$/, 'nothing, once it is right again');
 $standby->wait_slot_ready('one');
