@@ -157,17 +157,18 @@ static void
 verify_segment_header(const char *page, const char *name, TimeLineID timeline,
 					  XLogSegNo segno)
 {
-	XLogLongPageHeader header = (XLogLongPageHeader) page;
+	XLogLongPageHeaderData header;	/* page need not be aligned */
 	XLogRecPtr	address;
 
+	memcpy(&header, page, sizeof(header));
 	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, address);
-	if (header->std.xlp_magic != XLOG_PAGE_MAGIC ||
-		(header->std.xlp_info & XLP_LONG_HEADER) == 0 ||
-		header->std.xlp_pageaddr != address ||
-		header->std.xlp_tli > timeline ||
-		header->xlp_sysid != GetSystemIdentifier() ||
-		header->xlp_seg_size != (uint32) wal_segment_size ||
-		header->xlp_xlog_blcksz != XLOG_BLCKSZ)
+	if (header.std.xlp_magic != XLOG_PAGE_MAGIC ||
+		(header.std.xlp_info & XLP_LONG_HEADER) == 0 ||
+		header.std.xlp_pageaddr != address ||
+		header.std.xlp_tli > timeline ||
+		header.xlp_sysid != GetSystemIdentifier() ||
+		header.xlp_seg_size != (uint32) wal_segment_size ||
+		header.xlp_xlog_blcksz != XLOG_BLCKSZ)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("the primary sent a file that is not WAL segment %s of this cluster",

@@ -15,6 +15,7 @@ use warnings;
 
 use Tandem::Test;
 use Test::More;
+use Time::HiRes ();
 
 my $primary = Tandem::Node->new_primary('primary', conf => q{
 	tandem.slot_sync_interval = 1h
@@ -141,5 +142,51 @@ $standby->stop_load($restartpoints);
 $primary->stop_load($checkpoints);
 is($wrong, '', 'restartpoints in a loop: no slot was ready without its snapshot');
 cmp_ok($made, '>', 12, "and slots did become ready meanwhile ($made times)");
+
+# ---- The worker stopped anywhere in a cycle ---------------------------------------------
+
+# Meanwhile the primary's slots move on, and both servers remove WAL and files:
+# what the worker has been told is no longer true when it goes on.
+my $worker = $standby->pid_of(qr/tandem worker/);
+my $removed = 0;
+$wrong = '';
+for my $round (1 .. 6)
+{
+	drop_slots();
+	make_slots(4);
+	$session = $standby->background_psql('postgres');
+	$session->query_until(qr/started/,
+		"\\echo started\nSELECT count(*) FROM tandem.sync_slots();\n\\echo done\n");
+	Time::HiRes::sleep(rand 0.02);    # the moment of the stop, not a wait
+	stall($worker);
+	$primary->advance_slot("slot_$_") for 1 .. 3;
+	$primary->switch_wal(1);
+	$primary->query('CHECKPOINT');
+	$primary->wait_replayed($standby);
+
+	# it can't end if the worker was stopped with a lock of the slots
+	my $redo = $primary->query('SELECT redo_lsn FROM pg_control_checkpoint()');
+	$restartpoints = $standby->start_load(script => "CHECKPOINT;\n", clients => 1);
+	eval {
+		poll_for(sub { $standby->query(
+			"SELECT redo_lsn >= '$redo' FROM pg_control_checkpoint()") eq 't' }, 'a restartpoint', 2);
+		$removed++;
+	};
+	resume($worker);
+	$session->query_until(qr/done/, '');
+	$session->quit;
+	$standby->stop_load($restartpoints);
+	$wrong .= unsound();
+	cycle();
+	$wrong .= unsound();
+}
+is($wrong, '', 'the worker stopped within a cycle: no slot is ready without its snapshot');
+cmp_ok($removed, '>', 0, "restartpoints were made meanwhile ($removed times)");
+is($standby->pid_of(qr/tandem worker/), $worker, 'the worker goes on');
+
+drop_slots();
+cycle();
+is($standby->query('SELECT count(*) FROM pg_replication_slots'), '0', 'without slots on the primary nothing is left here');
+is($primary->slot_value('tandem_hold_standby', 'slot_name'), '', 'and no hold there');
 
 done_testing();
