@@ -277,7 +277,6 @@ check_dbname(Diagnosis *d, Node *node)
 {
 	const char *conninfo = node_setting(node, "tandem.primary_conninfo");
 	const char *want = d->topology->primary ? d->topology->primary->tandem_database : NULL;
-	const char *error = field(node->sync, 0, "error");
 	PQconninfoOption *options;
 	const char *have = NULL;
 
@@ -288,18 +287,16 @@ check_dbname(Diagnosis *d, Node *node)
 		if (strcmp(o->keyword, "dbname") == 0)
 			have = screen_strdup(o->val);
 	PQconninfoFree(options);
-	if (options == NULL || (have && strcmp(have, want) == 0))
-		return false;
-	/* without one, libpq takes the role's name: an error of another kind tells otherwise */
-	if (have == NULL &&
-		(error == NULL || !(strstr(error, "database \"") || strstr(error, "the primary answered"))))
+
+	/* without one, the standby asks in its own tandem.database */
+	if (options == NULL || have == NULL || strcmp(have, want) == 0)
 		return false;
 	finding_setting(d, PROBLEM, node, "dbname", "tandem.primary_conninfo",
 					quote_literal(strstr(conninfo, "://") ? conninfo :
 															screen_printf("%s dbname=%s", conninfo, want)),
 					"reload",
-					have ? screen_printf("tandem.primary_conninfo names database \"%s\", the primary serves failover slots in \"%s\".", have, want) :
-						   screen_printf("tandem.primary_conninfo has no dbname; the primary serves failover slots in \"%s\".", want),
+					screen_printf("tandem.primary_conninfo names database \"%s\", the primary serves failover slots in \"%s\".",
+								  have, want),
 					"No slot is synced to this standby.");
 	return true;
 }

@@ -178,8 +178,6 @@ check('grant', $standby, 'problem', sub {
 	$primary->query('REVOKE EXECUTE ON FUNCTION tandem.source_slots FROM stranger') });
 check('dbname', $standby, 'problem', sub {
 	$standby->set('tandem.primary_conninfo' => "$to_primary user=stranger dbname=template1") });
-check('dbname', $standby, 'problem', sub {
-	$standby->set('tandem.primary_conninfo' => "$to_primary user=stranger") });
 {
 	$standby->set('tandem.primary_conninfo' => 'host=127.0.0.1 port=1 user=stranger');
 	my $found = wait_finding('sync_error', $standby);
