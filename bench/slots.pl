@@ -9,6 +9,8 @@
 # hot_standby_feedback and slots of its own to be kept by hand.
 #
 # SIZE=small (default): 100 MB of WAL; SIZE=full: 100, 250 and 1000 MB.
+# REPEATS=n (3).  PEER_MB=n: above n MB only ours is measured, since the peer
+# takes many minutes there; its columns are then empty.
 # Needs nothing but another PG_CONFIG for another server.  Prints a table, and
 # writes bench/results/slots-VERSION-SIZE.json and .svg.
 
@@ -24,6 +26,7 @@ use Time::HiRes qw(time);
 my $size = $ENV{SIZE} || 'small';
 my @volumes = $size eq 'full' ? (100, 250, 1000) : (100);
 my $repeats = $ENV{REPEATS} || 3;
+my $peer_mb = $ENV{PEER_MB} // 1000;
 my $nslots = 100;
 my $screen = Test::More->builder->output;
 
@@ -237,6 +240,13 @@ sub alternate
 	return;
 }
 
+# The ways that are measured at a volume.
+sub both_up_to
+{
+	my ($volume) = @_;
+	return (ours => \&cycle_ours, $volume > $peer_mb ? () : (advance => \&cycle_peer));
+}
+
 sub finish
 {
 	my ($case) = @_;
@@ -254,12 +264,16 @@ sub finish
 			$result{$way}{$figure} = middle(@values) if @values;
 		}
 	}
-	$result{ratio} = $result{ours}{median} / $result{advance}{median};
+	$result{ratio} = $result{ours}{median} / $result{advance}{median} if $result{advance};
 	push @results, \%result;
 	%row = ();
-	print $screen sprintf "%-6s %-24s %8.1f (%.1f-%.1f) %10.1f (%.1f-%.1f) %8.3f  %6.1f %9d %5d\n",
-	  $layout, $case, @{ $result{ours} }{qw(median min max)},
-	  @{ $result{advance} }{qw(median min max)}, $result{ratio},
+	my ($ours_ms, $peer_ms) = map {
+		my $r = $result{$_};
+		$r ? sprintf('%.1f (%.1f-%.1f)', @{$r}{qw(median min max)}) : '-'
+	} qw(ours advance);
+	print $screen sprintf "%-6s %-24s %-24s %-26s %8s %7.1f %9d %5d\n",
+	  $layout, $case, $ours_ms, $peer_ms,
+	  defined $result{ratio} ? sprintf('%.3f', $result{ratio}) : '-',
 	  @{ $result{ours} }{qw(cpu_ms bytes ready)};
 	return;
 }
@@ -275,6 +289,13 @@ sub measure
 	finish('initial');
 	# both hold all slots from here on
 	until_ready();
+	cycle_peer();
+
+	for my $repeat (1 .. 2 * $repeats)
+	{
+		alternate('idle', $repeat, ours => \&cycle_ours, advance => \&cycle_peer);
+	}
+	finish('idle');
 
 	for my $volume (@volumes)
 	{
@@ -283,8 +304,7 @@ sub measure
 			write_wal($volume);
 			move_all();
 			settle();
-			alternate("$volume MB, one position", $repeat,
-				ours => \&cycle_ours, advance => \&cycle_peer);
+			alternate("$volume MB, one position", $repeat, both_up_to($volume));
 		}
 		finish("$volume MB, one position");
 	}
@@ -294,16 +314,10 @@ sub measure
 		{
 			write_and_spread($volume);
 			settle();
-			alternate("$volume MB, distinct", $repeat,
-				ours => \&cycle_ours, advance => \&cycle_peer);
+			alternate("$volume MB, distinct", $repeat, both_up_to($volume));
 		}
 		finish("$volume MB, distinct");
 	}
-	for my $repeat (1 .. 2 * $repeats)
-	{
-		alternate('idle', $repeat, ours => \&cycle_ours, advance => \&cycle_peer);
-	}
-	finish('idle');
 	return;
 }
 
@@ -413,8 +427,8 @@ sub draw
 	for my $r (@results)
 	{
 		my $label = "$r->{case}\\n$r->{layout}";
-		printf $file qq{"%s" %f %f %f %f %f %f\n}, $label,
-		  map { @{ $r->{$_} }{qw(median min max)} } qw(ours advance);
+		print $file join(' ', qq{"$label"},
+			map { my $w = $r->{$_}; $w ? @{$w}{qw(median min max)} : ('?') x 3 } qw(ours advance)), "\n";
 	}
 	close $file;
 	open my $gnuplot, '|-', 'gnuplot' or die "gnuplot: $!";
@@ -422,6 +436,7 @@ sub draw
 set terminal svg size 1000,480 font "sans-serif,12" background "white"
 set output "$name"
 set title "One cycle for $nslots failover slots: median, with minimum and maximum"
+set datafile missing "?"
 set style data histogram
 set style histogram errorbars gap 1 lw 1.5
 set style fill solid 0.9 noborder
