@@ -34,13 +34,16 @@
 #define TANDEM_GUC_MALLOC(size) malloc(size)
 #endif
 
-/* Has this slot lost WAL or rows that it needs?  Caller holds slot->mutex. */
+/*
+ * Has a slot with this persistent data lost WAL or rows that it needs?  Caller
+ * holds the slot's mutex, or has copied the data under it.
+ */
 #if PG_VERSION_NUM >= 160000
-#define TANDEM_SLOT_INVALIDATED(slot) ((slot)->data.invalidated != RS_INVAL_NONE)
+#define TANDEM_SLOT_INVALIDATED(data) ((data)->invalidated != RS_INVAL_NONE)
 #else
-#define TANDEM_SLOT_INVALIDATED(slot) \
-	((slot)->data.invalidated_at != InvalidXLogRecPtr && \
-	 (slot)->data.restart_lsn == InvalidXLogRecPtr)
+#define TANDEM_SLOT_INVALIDATED(data) \
+	((data)->invalidated_at != InvalidXLogRecPtr && \
+	 (data)->restart_lsn == InvalidXLogRecPtr)
 #endif
 
 /* This process's number among all PGPROCs. */

@@ -436,7 +436,7 @@ tandem_standby_state(const char *name, bool want_streaming,
 	SpinLockAcquire(&slot->mutex);
 	state->flush = slot->data.restart_lsn;
 	state->pid = slot->active_pid;
-	invalidated = TANDEM_SLOT_INVALIDATED(slot);
+	invalidated = TANDEM_SLOT_INVALIDATED(&slot->data);
 	SpinLockRelease(&slot->mutex);
 
 	if (invalidated)

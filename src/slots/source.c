@@ -49,6 +49,7 @@
 #include "utils/pg_lsn.h"
 #include "utils/timestamp.h"
 
+#include "common/compat.h"
 #include "common/settings.h"
 #include "common/version.h"
 #include "slots/slots.h"
@@ -130,8 +131,7 @@ copy_slot(ReplicationSlot *s, SourceSlot *copy)
 	copy->confirmed_lsn = data.confirmed_flush;
 	/* the effective value: data.catalog_xmin may not be saved yet */
 	copy->catalog_xmin = xmin;
-	copy->invalid = XLogRecPtrIsInvalid(data.restart_lsn) &&
-		!XLogRecPtrIsInvalid(data.invalidated_at);
+	copy->invalid = TANDEM_SLOT_INVALIDATED(&data);
 	if (!copy->invalid && (XLogRecPtrIsInvalid(data.restart_lsn) || XLogRecPtrIsInvalid(data.confirmed_flush)))
 		return false;			/* still being created */
 	return true;

@@ -28,6 +28,7 @@
 #include "utils/pg_lsn.h"
 #include "utils/timestamp.h"
 
+#include "common/compat.h"
 #include "common/settings.h"
 #include "common/version.h"
 #include "slots/gate.h"
@@ -214,8 +215,7 @@ put_primary_slots(ReturnSetInfo *rsinfo)
 		entry->primary_confirmed_lsn = data.confirmed_flush;
 		entry->primary_catalog_xmin = entry->catalog_xmin;
 		entry->state = TANDEM_READY;
-		if (XLogRecPtrIsInvalid(data.restart_lsn) &&
-			!XLogRecPtrIsInvalid(data.invalidated_at))
+		if (TANDEM_SLOT_INVALIDATED(&data))
 		{
 			entry->state = TANDEM_INVALID;
 			strlcpy(entry->reason, "it needed more WAL than max_slot_wal_keep_size allows",
