@@ -288,10 +288,10 @@ tandem_reserve(XLogRecPtr lsn)
 	ReplicationSlot *slot;
 
 	Assert(MyReplicationSlot == NULL);
-	if (SearchNamedReplicationSlot(TANDEM_RESERVE_SLOT, true) == NULL)
-		ReplicationSlotCreate(TANDEM_RESERVE_SLOT, true, RS_TEMPORARY, false);
-	else
+	if (tandem_reserve_exists())
 		ReplicationSlotAcquire(TANDEM_RESERVE_SLOT, true);
+	else
+		ReplicationSlotCreate(TANDEM_RESERVE_SLOT, true, RS_TEMPORARY, false);
 	slot = MyReplicationSlot;
 	SpinLockAcquire(&slot->mutex);
 	slot->data.restart_lsn = lsn;
@@ -303,6 +303,21 @@ tandem_reserve(XLogRecPtr lsn)
 void
 tandem_unreserve(void)
 {
-	if (SearchNamedReplicationSlot(TANDEM_RESERVE_SLOT, true) != NULL)
+	if (tandem_reserve_exists())
 		ReplicationSlotDrop(TANDEM_RESERVE_SLOT, true);
+}
+
+/* Has this process a reserve?  A slot of that name may be somebody's. */
+bool
+tandem_reserve_exists(void)
+{
+	ReplicationSlot *slot;
+	bool		ours;
+
+	LWLockAcquire(ReplicationSlotControlLock, LW_SHARED);
+	slot = SearchNamedReplicationSlot(TANDEM_RESERVE_SLOT, false);
+	ours = slot != NULL && slot->data.persistency == RS_TEMPORARY &&
+		slot->active_pid == MyProcPid;
+	LWLockRelease(ReplicationSlotControlLock);
+	return ours;
 }

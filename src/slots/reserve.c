@@ -183,7 +183,7 @@ tandem_reserve_for_new_slots(Cycle *cycle)
 		barrier_pending = InvalidXLogRecPtr;
 	}
 	else if (tandem_free_slots() > 1 ||
-			 SearchNamedReplicationSlot(TANDEM_RESERVE_SLOT, true) != NULL)
+			 tandem_reserve_exists())
 	{
 		cycle->reserved = try_reserve(cycle->reserve);
 

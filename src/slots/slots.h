@@ -252,6 +252,7 @@ extern bool tandem_local_move(const TandemRemoteSlot *remote,
 extern void tandem_local_drop(const char *name);
 extern void tandem_reserve(XLogRecPtr lsn);
 extern void tandem_unreserve(void);
+extern bool tandem_reserve_exists(void);
 
 /* Which local slots are ours: pg_tandem/slots, kept by owned.c. */
 typedef struct TandemOwnedSlot
