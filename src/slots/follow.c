@@ -32,10 +32,12 @@
 #include "replication/slot.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
+#include "utils/varlena.h"
 
 #include "common/settings.h"
 #include "slots/cycle.h"
@@ -140,6 +142,51 @@ plugin_present(const char *plugin)
 }
 
 /*
+ * May the server load this library as an output plugin?  The latest minor
+ * releases refuse those that output_plugin_libraries doesn't list, also for
+ * slots that exist.
+ */
+static bool
+plugin_allowed(const char *plugin)
+{
+	const char *setting = GetConfigOption("output_plugin_libraries", true, false);
+	List	   *names;
+	ListCell   *lc;
+
+	if (setting == NULL)
+		return true;			/* this server has no such rule */
+	if (!SplitGUCList(pstrdup(setting), ',', &names))
+		return true;
+	foreach(lc, names)
+	{
+		if (strcmp((char *) lfirst(lc), plugin) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Could this server decode with the slot's plugin?  Otherwise the entry says why not. */
+static bool
+plugin_usable(const char *plugin, TandemSlotEntry *entry)
+{
+	if (!plugin_present(plugin))
+	{
+		tandem_pending(entry, "Install the output plugin's package on this standby.",
+					   "its output plugin \"%s\" is not installed on this standby",
+					   plugin);
+		return false;
+	}
+	if (!plugin_allowed(plugin))
+	{
+		tandem_pending(entry, "Add it to output_plugin_libraries on this standby and reload its configuration.",
+					   "this standby's output_plugin_libraries does not allow its output plugin \"%s\"",
+					   plugin);
+		return false;
+	}
+	return true;
+}
+
+/*
  * Is a persistent slot of ours still proven, as far as this server alone can
  * tell?  Returns NULL if so, else why not.
  */
@@ -238,7 +285,8 @@ follow_slot(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 		cycle->moved++;
 		cycle->progress = true;
 	}
-	entry->state = TANDEM_READY;
+	if (plugin_usable(NameStr(slot->plugin), entry))
+		entry->state = TANDEM_READY;
 }
 
 /* Creates a slot that doesn't exist here, if it can be proven now. */
@@ -258,13 +306,8 @@ adopt_slot(Cycle *cycle, const TandemRemoteSlot *slot, Oid database,
 					   "this standby's wal_level is lower than logical");
 		return;
 	}
-	if (!plugin_present(NameStr(slot->plugin)))
-	{
-		tandem_pending(entry, "Install the output plugin's package on this standby.",
-					   "its output plugin \"%s\" is not installed on this standby",
-					   NameStr(slot->plugin));
+	if (!plugin_usable(NameStr(slot->plugin), entry))
 		return;
-	}
 	if (tandem_free_slots() == 0)
 	{
 		tandem_pending(entry, "Raise max_replication_slots on this standby and restart it.",
