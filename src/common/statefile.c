@@ -22,6 +22,7 @@
 #include "utils/memutils.h"
 
 #include "common/statefile.h"
+#include "common/tmpfile.h"
 
 typedef struct StateFileHeader
 {
@@ -54,7 +55,6 @@ tandem_statefile_write(const char *name, uint32 magic, const void *content,
 	char		tmppath[MAXPGPATH + 8];
 	StateFileHeader header;
 	int			fd;
-	bool		ok;
 
 	if (MakePGDirectory(TANDEM_STATE_DIR) == 0)
 		fsync_fname(".", true);
@@ -70,31 +70,10 @@ tandem_statefile_write(const char *name, uint32 magic, const void *content,
 	header.length = len;
 	header.crc = state_crc(&header, content);
 
-	fd = OpenTransientFile(tmppath, O_CREAT | O_TRUNC | O_WRONLY | PG_BINARY);
-	if (fd < 0)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not create file \"%s\": %m", tmppath)));
-	errno = 0;
-	ok = write(fd, &header, sizeof(header)) == sizeof(header) &&
-		write(fd, content, len) == (ssize_t) len;
-	if (!ok)
-	{
-		int			save_errno = errno ? errno : ENOSPC;
-
-		CloseTransientFile(fd);
-		unlink(tmppath);
-		errno = save_errno;
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not write to file \"%s\": %m", tmppath)));
-	}
-	if (CloseTransientFile(fd) != 0)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not close file \"%s\": %m", tmppath)));
-
-	/* fsyncs the file, renames it and fsyncs the folder */
+	fd = tandem_tmpfile_create(tmppath);
+	tandem_tmpfile_write(fd, tmppath, &header, sizeof(header), 0);
+	tandem_tmpfile_write(fd, tmppath, content, len, sizeof(header));
+	tandem_tmpfile_close(fd, tmppath);
 	(void) durable_rename(tmppath, path, ERROR);
 }
 

@@ -39,6 +39,7 @@
 #include "utils/builtins.h"
 
 #include "common/remote.h"
+#include "common/tmpfile.h"
 #include "slots/slots.h"
 
 #define FETCH_CHUNK (1024 * 1024)
@@ -189,11 +190,7 @@ fetch_file(TandemRemote *remote, const char *name, int size,
 	int64		done = 0;
 
 	snprintf(path, sizeof(path), XLOGDIR "/%s", name);
-	fd = OpenTransientFile(tmppath, O_CREAT | O_TRUNC | O_RDWR | PG_BINARY);
-	if (fd < 0)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not create file \"%s\": %m", tmppath)));
+	fd = tandem_tmpfile_create(tmppath);
 	do
 	{
 		bytea	   *chunk = fetch_chunk(remote, name, done, FETCH_CHUNK);
@@ -208,18 +205,7 @@ fetch_file(TandemRemote *remote, const char *name, int size,
 		len = VARSIZE(chunk) - VARHDRSZ;
 		if (size > 0 && done == 0 && len >= (int) sizeof(XLogLongPageHeaderData))
 			verify_segment_header(VARDATA(chunk), name, timeline, segno);
-		errno = 0;
-		if (len > 0 && pg_pwrite(fd, VARDATA(chunk), len, done) != len)
-		{
-			int			save_errno = errno ? errno : ENOSPC;
-
-			CloseTransientFile(fd);
-			unlink(tmppath);
-			errno = save_errno;
-			ereport(ERROR,
-					(errcode_for_file_access(),
-					 errmsg("could not write to file \"%s\": %m", tmppath)));
-		}
+		tandem_tmpfile_write(fd, tmppath, VARDATA(chunk), len, done);
 		done += len;
 		pfree(chunk);
 		if (len < FETCH_CHUNK)
@@ -231,13 +217,9 @@ fetch_file(TandemRemote *remote, const char *name, int size,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("the primary sent %lld bytes of WAL segment %s, expected %d",
 						(long long) done, name, size)));
-	if (CloseTransientFile(fd) != 0)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not close file \"%s\": %m", tmppath)));
+	tandem_tmpfile_close(fd, tmppath);
 
 	XLogArchiveForceDone(name);
-	/* fsyncs file and folder */
 	(void) durable_rename(tmppath, path, ERROR);
 	return true;
 }

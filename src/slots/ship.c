@@ -41,6 +41,7 @@
 #include "utils/memutils.h"
 
 #include "common/compat.h"
+#include "common/tmpfile.h"
 #include "slots/slots.h"
 
 #define SNAPSHOT_DIR "pg_logical/snapshots"
@@ -135,61 +136,11 @@ install_file(const char *path, const char *data, size_t len)
 {
 	char		tmppath[MAXPGPATH + 32];
 	int			fd;
-	size_t		done = 0;
 
 	snprintf(tmppath, sizeof(tmppath), "%s.%d.tmp", path, MyProcPid);
-	if (unlink(tmppath) < 0 && errno != ENOENT)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not remove file \"%s\": %m", tmppath)));
-
-	fd = OpenTransientFile(tmppath, O_CREAT | O_EXCL | O_WRONLY | PG_BINARY);
-	if (fd < 0)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not create file \"%s\": %m", tmppath)));
-
-	while (done < len)
-	{
-		ssize_t		n;
-
-		errno = 0;
-		n = write(fd, data + done, len - done);
-		if (n <= 0)
-		{
-			/* if write didn't set errno, assume the disk is full */
-			int			save_errno = errno ? errno : ENOSPC;
-
-			CloseTransientFile(fd);
-			unlink(tmppath);
-			errno = save_errno;
-			ereport(ERROR,
-					(errcode_for_file_access(),
-					 errmsg("could not write to file \"%s\": %m", tmppath)));
-		}
-		done += n;
-	}
-	if (pg_fsync(fd) != 0)
-	{
-		int			save_errno = errno;
-
-		CloseTransientFile(fd);
-		unlink(tmppath);
-		errno = save_errno;
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not fsync file \"%s\": %m", tmppath)));
-	}
-	if (CloseTransientFile(fd) != 0)
-	{
-		int			save_errno = errno;
-
-		unlink(tmppath);
-		errno = save_errno;
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not close file \"%s\": %m", tmppath)));
-	}
+	fd = tandem_tmpfile_create(tmppath);
+	tandem_tmpfile_write(fd, tmppath, data, len, 0);
+	tandem_tmpfile_close(fd, tmppath);
 
 	/*
 	 * link() never replaces what a local process has put there meanwhile;
