@@ -213,10 +213,14 @@ fetch_file(TandemRemote *remote, const char *name, int size,
 	} while (size == 0 || done < size);
 
 	if (size > 0 && done != size)
+	{
+		CloseTransientFile(fd);
+		unlink(tmppath);
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("the primary sent %lld bytes of WAL segment %s, expected %d",
 						(long long) done, name, size)));
+	}
 	tandem_tmpfile_close(fd, tmppath);
 
 	XLogArchiveForceDone(name);
