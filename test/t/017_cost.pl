@@ -117,8 +117,12 @@ $standby->query(sprintf $loop, $cycles);
 my $after = private_memory($worker);
 is($standby->query("SELECT cycles - $count >= $cycles FROM tandem.sync_status"), 't', "$cycles cycles were made");
 diag("private memory of the worker: $before kB, after $cycles cycles $after kB");
-cmp_ok($after, '<', 20 * 1024, 'the worker has less than 20 MiB of private memory');
-cmp_ok($after - $before, '<', 256, 'and it does not grow');
+SKIP:
+{
+	skip 'a sanitizer keeps memory of its own', 2 if $ENV{TANDEM_SERVER_PRELOAD};
+	cmp_ok($after, '<', 20 * 1024, 'the worker has less than 20 MiB of private memory');
+	cmp_ok($after - $before, '<', 256, 'and it does not grow');
+}
 $idle = status('nothing moved');
 cmp_ok($idle->{bytes_sent} + $idle->{bytes_received}, '<', 64 * 1024,
 	'a cycle in which nothing moved still transfers less than 64 KiB');
