@@ -433,7 +433,7 @@ sub draw
 	close $file;
 	open my $gnuplot, '|-', 'gnuplot' or die "gnuplot: $!";
 	print $gnuplot <<"END";
-set terminal svg size 1000,480 font "sans-serif,12" background "white"
+set terminal svg size 1000,520 noenhanced font "sans-serif,12" background "white"
 set output "$name"
 set title "One cycle for $nslots failover slots: median, with minimum and maximum"
 set datafile missing "?"
@@ -443,11 +443,11 @@ set style fill solid 0.9 noborder
 set logscale y
 set ylabel "milliseconds (logarithmic)"
 set grid ytics lc rgb "#dddddd"
-set key top left
+set key outside top center horizontal
 set xtics rotate by -30 font ",10"
 set bmargin 7
-plot "$data" using 2:3:4:xtic(1) title "pg\\_tandem" lc rgb "#1b6ca8", \\
-     "" using 5:6:7 title "positions copied + pg\\_replication\\_slot\\_advance" lc rgb "#d08c3e"
+plot "$data" using 2:3:4:xtic(1) title "pg_tandem" lc rgb "#1b6ca8", \\
+     "" using 5:6:7 title "positions copied, pg_replication_slot_advance" lc rgb "#d08c3e"
 END
 	close $gnuplot or die "gnuplot failed";
 	return;
