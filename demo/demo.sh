@@ -165,7 +165,9 @@ echo $primary > "$folder/write_to"
 load &
 load_pid=$!
 wait_until $primary "SELECT count(*) > 2000 FROM pgbench_history" "pgbench"
-say "$(sql $primary 'SELECT count(*) FROM pgbench_history') transactions so far, $(sql $subscriber 'SELECT count(*) FROM pgbench_history') of them on the subscriber."
+# the subscriber first: it is never ahead
+arrived=$(sql $subscriber 'SELECT count(*) FROM pgbench_history')
+say "$(sql $primary 'SELECT count(*) FROM pgbench_history') transactions so far, $arrived of them on the subscriber."
 
 chapter "3. The standby keeps the subscription's slot, and says when it is safe"
 
