@@ -49,5 +49,5 @@ format:
 	@build-aux/format $(wildcard src/*.[ch] src/*/*.[ch] cli/*.[ch] cli/*/*.[ch])
 
 clean:
-	rm -rf pg_tandem.so libpg_tandem.a libpg_tandem.pc cli/tandem .build-flags tmp_check
-	find src cli -name '*.o' -delete
+	rm -rf pg_tandem.so libpg_tandem.a libpg_tandem.pc cli/tandem test/wal_dump .build-flags tmp_check
+	find src cli test -name '*.o' -delete

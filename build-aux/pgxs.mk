@@ -17,7 +17,7 @@ REGRESS_OPTS = --inputdir=test
 
 # -isystem: what the server's own macros and inline functions do isn't ours to
 # warn about.
-PG_CPPFLAGS = -Isrc -DTANDEM_VERSION='"$(TANDEM_VERSION)"' \
+PG_CPPFLAGS = -Isrc -Icli -DTANDEM_VERSION='"$(TANDEM_VERSION)"' \
 	-isystem $(shell $(PG_CONFIG) --includedir-server) \
 	-isystem $(shell $(PG_CONFIG) --pkgincludedir)/internal \
 	-isystem $(shell $(PG_CONFIG) --includedir)
@@ -93,3 +93,15 @@ uninstall: uninstall-cli
 uninstall-cli:
 	rm -f '$(DESTDIR)$(bindir)/tandem'
 endif
+
+# ---- Programs that only tests run --------------------------------------------
+
+TEST_PROGRAMS = test/wal_dump
+
+.PHONY: test-programs
+test-programs: $(TEST_PROGRAMS)
+
+test/wal_dump.o: $(wildcard cli/*/*.h) .build-flags
+test/wal_dump: test/wal_dump.o cli/rejoin/wal.o cli/rejoin/record.o
+	$(CC) $(CFLAGS) $^ $(CLI_LDFLAGS) -L$(pkglibdir) -L$(libdir) $(LDFLAGS) $(LDFLAGS_EX) \
+		-lpgcommon -lpgport -o $@

@@ -4,7 +4,9 @@
  *	  What single WAL records say, beyond the blocks they name; record.c.
  *
  * Each function looks at one record and returns false if it isn't of that
- * kind.  Arrays point into the record and live as long as it does.
+ * kind.  Arrays point into the record and live as long as it does.  A record
+ * of the kind that is too short for what it says ends the program with a
+ * message: it can't be judged, so nothing may be concluded from it.
  *
  * cli/rejoin/record.h
  *-------------------------------------------------------------------------
@@ -25,7 +27,8 @@ typedef struct RecordXact
 	TimestampTz time;
 	int			nsubxacts;
 	const TransactionId *subxacts;
-	int			nrels;			/* relations whose storage it drops */
+	int			nrels;			/* relations whose storage it drops; with PREPARE
+								 * none, they come with its commit or abort */
 	const RelFile *rels;
 	RepOriginId origin;			/* with a replication origin's progress */
 	XLogRecPtr	origin_lsn;
@@ -81,7 +84,10 @@ extern bool record_next_oid(const WalRecord *record, Oid *next);
 /* Replay stopped, and WAL goes on on another timeline. */
 extern bool record_end_of_recovery(const WalRecord *record, TimeLineID *tli, TimeLineID *prev_tli);
 
-/* Resource manager's name, for messages. */
+/* A replication origin set to a position by hand, or dropped. */
+extern bool record_origin(const WalRecord *record, RepOriginId *origin, bool *dropped);
+
+/* Resource manager's name, for messages; lives until the next call. */
 extern const char *record_rmgr_name(RmgrId rmid);
 
 #endif							/* TANDEM_REJOIN_RECORD_H */

@@ -46,6 +46,13 @@
 	 (data)->restart_lsn == InvalidXLogRecPtr)
 #endif
 
+/* A commit or abort record names relations whose storage is dropped. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_XACT_HAS_RELATIONS XACT_XINFO_HAS_RELFILELOCATORS
+#else
+#define TANDEM_XACT_HAS_RELATIONS XACT_XINFO_HAS_RELFILENODES
+#endif
+
 /* This process's number among all PGPROCs. */
 #if PG_VERSION_NUM >= 170000
 #define TANDEM_MY_PROCNO MyProcNumber
