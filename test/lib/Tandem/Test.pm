@@ -13,6 +13,7 @@
 #                 whose methods all work too)
 # Tandem::Wait    poll_for(): the only way to wait
 # Tandem::Fault   kill, stall, resume, fill a disk
+# Tandem::Pages   the LSN of every page on disk (not loaded by itself)
 #
 # Two rules.  A wait names what it waits for and has a bound; nothing sleeps.
 # A test that passes without the code it tests is a defect: say in its opening
