@@ -79,8 +79,9 @@ print_rel(const RelFile *rel)
 static void
 print_xact(const RecordXact *xact)
 {
-	printf("%s%s xid %u", xact->commit ? "commit" : xact->prepare ? "prepare" : "abort",
-		   xact->prepared ? " prepared" : "", xact->xid);
+	const char *what = xact->prepare ? "prepare" : xact->commit ? "commit" : "abort";
+
+	printf("%s%s xid %u", what, xact->prepared ? " prepared" : "", xact->xid);
 	for (int i = 0; i < xact->nsubxacts; i++)
 		printf("%s%u", i == 0 ? " subxacts " : " ", xact->subxacts[i]);
 	for (int i = 0; i < xact->nrels; i++)

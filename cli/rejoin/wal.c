@@ -225,8 +225,8 @@ window_at(WalReader *reader, XLogRecPtr lsn, size_t len, const char **content)
 		while (reader->window_len < WINDOW)
 		{
 			ssize_t		n = pread(reader->fd, reader->window + reader->window_len,
-								  WINDOW - reader->window_len,
-								  (off_t) (start % reader->segment_size + reader->window_len));
+							  WINDOW - reader->window_len,
+							  (off_t) (start % reader->segment_size + reader->window_len));
 
 			if (n < 0 && errno == EINTR)
 				continue;
@@ -407,7 +407,7 @@ static bool
 decode(WalReader *reader, const XLogRecord *header, WalRecord *record)
 {
 	Cursor		cursor;
-	RelFile    *rel = NULL;
+	RelFile	   *rel = NULL;
 	int			last_id = -1;
 	uint64		payload = 0;	/* of blocks, main data */
 	uint32		data_len = 0;

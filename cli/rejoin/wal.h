@@ -67,10 +67,10 @@ typedef struct WalReader WalReader;
 
 /*
  * Called for a segment file that pg_wal doesn't have.  Returns the path of a
- * copy elsewhere (malloc'd, the caller frees it), or NULL.  name is the plain
+ * copy elsewhere (malloc'd, the reader frees it), or NULL.  name is the plain
  * segment file name.
  */
-typedef char *(*WalFetch) (void *arg, const char *name);
+typedef char *(*WalFetch)(void *arg, const char *name);
 
 /*
  * Opens the WAL of a timeline and its ancestors.  history: entries in order of
