@@ -26,6 +26,8 @@
 #define TAKES_READY 0x04
 #define TAKES_YES 0x08
 #define TAKES_DRY_RUN 0x10
+#define TAKES_REJOIN 0x20
+#define TAKES_NODES 0x40		/* works on a topology */
 
 typedef struct Options
 {
@@ -45,6 +47,16 @@ typedef struct Options
 	bool		ready;
 	bool		yes;
 	bool		dry_run;
+
+	/* rejoin */
+	const char *program;		/* argv[0] */
+	const char *data_dir;
+	const char *source;
+	const char *slot;
+	const char *restore_command;
+	const char *config_file;
+	const char *log_file;
+	bool		no_start;
 } Options;
 
 typedef struct Command
@@ -60,6 +72,7 @@ typedef struct Command
 extern const Command status_command;
 extern const Command doctor_command;
 extern const Command slots_command;
+extern const Command rejoin_command;
 extern const Command uninstall_command;
 
 #endif							/* TANDEM_COMMAND_H */

@@ -114,7 +114,7 @@ run_doctor(const Options *options)
 
 const Command doctor_command = {
 	.name = "doctor",
-	.takes = TAKES_JSON,
+	.takes = TAKES_NODES | TAKES_JSON,
 	.synopsis = "[--json]",
 	.summary = "check the settings of every node, say what to change and why",
 	.help = "Changes nothing.  Each finding says what is wrong, what it will cost, and the exact line to\n"

@@ -25,6 +25,7 @@ static const Command *const commands[] = {
 	&status_command,
 	&doctor_command,
 	&slots_command,
+	&rejoin_command,
 	&uninstall_command,
 	NULL};
 
@@ -37,7 +38,13 @@ enum
 	OPT_WATCH,
 	OPT_READY,
 	OPT_YES,
-	OPT_DRY_RUN
+	OPT_DRY_RUN,
+	OPT_SOURCE,
+	OPT_SLOT,
+	OPT_RESTORE_COMMAND,
+	OPT_CONFIG_FILE,
+	OPT_LOG,
+	OPT_NO_START
 };
 
 static const struct
@@ -51,6 +58,13 @@ static const struct
 	{TAKES_READY, {"ready", no_argument, NULL, OPT_READY}, "      --ready              only say whether a failover now would lose nothing"},
 	{TAKES_YES, {"yes", no_argument, NULL, OPT_YES}, "      --yes                don't ask for confirmation"},
 	{TAKES_DRY_RUN, {"dry-run", no_argument, NULL, OPT_DRY_RUN}, "      --dry-run            show what would be done, change nothing"},
+	{TAKES_REJOIN, {"pgdata", required_argument, NULL, 'D'}, "  -D, --pgdata=DIR         data directory of the old primary (default: PGDATA)"},
+	{TAKES_REJOIN, {"source", required_argument, NULL, OPT_SOURCE}, "      --source=CONNINFO    connection string of the new primary"},
+	{TAKES_REJOIN, {"slot", required_argument, NULL, OPT_SLOT}, "      --slot=NAME          physical slot to stream with, made if missing (default tandem_rejoin)"},
+	{TAKES_REJOIN, {"restore-command", required_argument, NULL, OPT_RESTORE_COMMAND}, "      --restore-command=C  how to get WAL that is missing here from the archive (%f, %p)"},
+	{TAKES_REJOIN, {"config-file", required_argument, NULL, OPT_CONFIG_FILE}, "      --config-file=FILE   the server's configuration, if it isn't in DIR (default: as last started)"},
+	{TAKES_REJOIN, {"log", required_argument, NULL, OPT_LOG}, "      --log=FILE           where the server writes until its own log is open (default DIR/tandem_rejoin.log)"},
+	{TAKES_REJOIN, {"no-start", no_argument, NULL, OPT_NO_START}, "      --no-start           don't start the server"},
 
 	{0, {"host", required_argument, NULL, 'h'}, "  -h, --host=HOSTNAME      server host or socket directory"},
 	{0, {"port", required_argument, NULL, 'p'}, "  -p, --port=PORT          server port"},
@@ -58,8 +72,8 @@ static const struct
 	{0, {"dbname", required_argument, NULL, 'd'}, "  -d, --dbname=DBNAME      database name or connection string"},
 	{0, {"no-password", no_argument, NULL, 'w'}, "  -w, --no-password        never ask for a password"},
 	{0, {"password", no_argument, NULL, 'W'}, "  -W, --password           ask for a password first"},
-	{0, {"node", required_argument, NULL, OPT_NODE}, "      --node=CONNINFO      one more server of the topology (may be repeated)"},
-	{0, {"no-discover", no_argument, NULL, OPT_NO_DISCOVER}, "      --no-discover        don't look for the primary of a standby"},
+	{TAKES_NODES, {"node", required_argument, NULL, OPT_NODE}, "      --node=CONNINFO      one more server of the topology (may be repeated)"},
+	{TAKES_NODES, {"no-discover", no_argument, NULL, OPT_NO_DISCOVER}, "      --no-discover        don't look for the primary of a standby"},
 	{0, {"timeout", required_argument, NULL, OPT_TIMEOUT}, "      --timeout=SECONDS    longest wait for a connection or an answer (default 5)"},
 };
 
@@ -139,7 +153,8 @@ parse_options(const Command *command, int argc, char **argv, Options *options)
 	long_options[n++] = (struct option){"help", no_argument, NULL, '?'};
 	long_options[n] = (struct option){NULL, 0, NULL, 0};
 
-	while ((c = getopt_long(argc, argv, "h:p:U:d:wW", long_options, NULL)) != -1)
+	while ((c = getopt_long(argc, argv, command->takes & TAKES_REJOIN ? "h:p:U:d:wWD:" : "h:p:U:d:wW",
+							long_options, NULL)) != -1)
 	{
 		switch (c)
 		{
@@ -160,6 +175,27 @@ parse_options(const Command *command, int argc, char **argv, Options *options)
 				break;
 			case 'W':
 				options->force_password = true;
+				break;
+			case 'D':
+				options->data_dir = optarg;
+				break;
+			case OPT_SOURCE:
+				options->source = optarg;
+				break;
+			case OPT_SLOT:
+				options->slot = optarg;
+				break;
+			case OPT_RESTORE_COMMAND:
+				options->restore_command = optarg;
+				break;
+			case OPT_CONFIG_FILE:
+				options->config_file = make_absolute_path(optarg);
+				break;
+			case OPT_LOG:
+				options->log_file = make_absolute_path(optarg);
+				break;
+			case OPT_NO_START:
+				options->no_start = true;
 				break;
 			case OPT_NODE:
 				simple_string_list_append(&options->nodes, optarg);
@@ -206,7 +242,7 @@ int
 main(int argc, char **argv)
 {
 	const Command *command = NULL;
-	Options		options = {.discover = true, .timeout_ms = 5000};
+	Options		options = {.discover = true, .timeout_ms = 5000, .program = argv[0], .data_dir = getenv("PGDATA")};
 
 	pg_logging_init(argv[0]);
 	set_pglocale_pgservice(argv[0], PG_TEXTDOMAIN("tandem"));

@@ -11,6 +11,7 @@
 
 #include "command.h"
 #include "libpq-fe.h"
+#include "result.h"
 
 #define MOST_NODES 32
 
@@ -95,15 +96,6 @@ extern PGconn *node_connect_database(Node *node, const char *dbname, const char 
 extern PGresult *conn_query(PGconn *conn, int timeout_ms, const char *sql,
 							const char **error, const char **sqlstate);
 
-/* A field by column name; NULL if it is null or there is no such row. */
-extern const char *field(const PGresult *res, int row, const char *column);
-extern bool field_is_true(const PGresult *res, int row, const char *column);
-extern uint64 field_lsn(const PGresult *res, int row, const char *column);
-extern int	nrows(const PGresult *res);
-
-/* The row in which "column" is "value", or -1. */
-extern int	find_row(const PGresult *res, const char *column, const char *value);
-
 /* A setting, in its base unit; NULL if it isn't there or may not be seen. */
 extern const char *node_setting(const Node *node, const char *name);
 extern int64 node_setting_int(const Node *node, const char *name, int64 otherwise);
@@ -117,8 +109,6 @@ extern const char *node_upstream(const Node *node, const char *keyword);
 
 /* NULL if empty or not visible. */
 extern const char *node_primary_slot_name(const Node *node);
-
-extern uint64 parse_lsn(const char *text);
 
 /* Steps through shared_preload_libraries; NULL at its end; screen memory. */
 extern const char *next_library(const char **list);

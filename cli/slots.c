@@ -247,7 +247,7 @@ run_slots(const Options *options)
 
 const Command slots_command = {
 	.name = "slots",
-	.takes = TAKES_JSON | TAKES_WATCH | TAKES_READY,
+	.takes = TAKES_NODES | TAKES_JSON | TAKES_WATCH | TAKES_READY,
 	.synopsis = "[--ready] [--json] [--watch=SECONDS]",
 	.summary = "show the failover slots: is each one ready, and if not why",
 	.help = "With --ready, asks the standbys named by -h and --node and exits with 0 only if a failover to\n"

@@ -265,7 +265,7 @@ run_status(const Options *options)
 
 const Command status_command = {
 	.name = "status",
-	.takes = TAKES_JSON | TAKES_WATCH,
+	.takes = TAKES_NODES | TAKES_JSON | TAKES_WATCH,
 	.synopsis = "[--json] [--watch=SECONDS]",
 	.summary = "the whole topology on one screen",
 	.help = "Exits with 0 if all is healthy, 1 if something needs attention, 3 if a node is unreachable.\n",

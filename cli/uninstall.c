@@ -366,7 +366,7 @@ run_uninstall(const Options *options)
 
 const Command uninstall_command = {
 	.name = "uninstall",
-	.takes = TAKES_YES | TAKES_DRY_RUN,
+	.takes = TAKES_NODES | TAKES_YES | TAKES_DRY_RUN,
 	.synopsis = "[--dry-run] [--yes]",
 	.summary = "remove everything of pg_tandem from all nodes",
 	.help = "Drops the slots that standbys keep for the primary, the holds on the primary, the extension in\n"

@@ -69,6 +69,9 @@ extern bool record_slru_truncate(const WalRecord *record, RecordSlru *slru);
 /* full_page_writes switched. */
 extern bool record_full_page_writes(const WalRecord *record, bool *on);
 
+/* wal_level "replica"; enum WalLevel is in a header for the server only */
+#define RECORD_WAL_LEVEL_REPLICA 1
+
 /* The settings that a standby has to know. */
 typedef struct RecordSettings
 {

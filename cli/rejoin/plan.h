@@ -1,0 +1,52 @@
+/*-------------------------------------------------------------------------
+ *
+ * plan.h
+ *	  What the parts of the plan share; see plan.c.
+ *
+ * cli/rejoin/plan.h
+ *-------------------------------------------------------------------------
+ */
+#ifndef TANDEM_REJOIN_PLAN_H
+#define TANDEM_REJOIN_PLAN_H
+
+#include "rejoin/rejoin.h"
+
+typedef struct Planning
+{
+	Plan	   *plan;
+	Facts	   *facts;
+	const Target *target;
+	Source	   *source;
+	WalReader  *reader;
+
+	/* both sorted by path */
+	SourceFile *here;
+	int			nhere;
+	SourceFile *there;
+	int			nthere;
+
+	relset_hash *settled;		/* relations whose files are deleted or copied
+								 * whole: their pages need no look */
+	PairList	folders_settled;	/* the same of databases' folders */
+} Planning;
+
+extern Action *plan_add(Plan *plan, ActionKind kind, Reason reason, const char *path);
+
+/* plan_pages.c: pages ahead of the fork, torn, or cut off after it */
+extern void plan_pages(Planning *p);
+
+/*
+ * Does a relation's main fork have a page from before the fork?  Reads it up
+ * to the first such page.
+ */
+extern bool rel_has_old_page(const Planning *p, RelFile rel);
+
+/* plan_files.c: relations, folders of databases, tablespaces */
+extern void plan_tablespaces(Planning *p);
+extern void plan_folders(Planning *p);
+extern void plan_relations(Planning *p);
+
+/* plan_rest.c: everything that isn't a relation */
+extern void plan_rest(Planning *p);
+
+#endif							/* TANDEM_REJOIN_PLAN_H */
