@@ -138,7 +138,28 @@ CREATE FUNCTION tandem.standbys_status(
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'tandem_standbys_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 10;
 
-CREATE VIEW tandem.standbys AS SELECT * FROM tandem.standbys_status();
+CREATE FUNCTION tandem.failback_standbys_status(
+	OUT slot_name name,
+	OUT warning text,
+	OUT hint text)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_failback_standbys_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 10;
+
+CREATE VIEW tandem.standbys AS
+SELECT slot_name,
+	coalesce(s.slot_exists, false) AS slot_exists,
+	coalesce(s.connected, false) AS connected,
+	s.pid,
+	s.flush_lsn,
+	coalesce(s.in_gate, false) AS in_gate,
+	f.slot_name IS NOT NULL AS in_guard,
+	s.hold_xmin,
+	s.hold_age,
+	s.hold_reported,
+	coalesce(s.warning, f.warning) AS warning,
+	CASE WHEN s.warning IS NOT NULL THEN s.hint ELSE f.hint END AS hint
+FROM tandem.standbys_status() AS s
+	FULL JOIN tandem.failback_standbys_status() AS f USING (slot_name);
 COMMENT ON VIEW tandem.standbys IS
 'one row a physical slot or name listed in a setting: what it has confirmed, what waits for it';
 
@@ -146,6 +167,41 @@ CREATE FUNCTION tandem.drop_hold(standby text) RETURNS void
 AS 'MODULE_PATHNAME', 'tandem_drop_hold' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
 COMMENT ON FUNCTION tandem.drop_hold(text) IS
 'ends at once what the primary holds for a standby; argument is the standby''s primary_slot_name';
+
+/* ---- failback ------------------------------------------------------------ */
+
+CREATE FUNCTION tandem.failback_status(
+	OUT state text,
+	OUT mode text,
+	OUT standbys text,
+	OUT reason text,
+	OUT hint text,
+	OUT since timestamptz,
+	OUT confirmed_lsn pg_lsn,
+	OUT lag_bytes bigint,
+	OUT waiting integer,
+	OUT waiting_since timestamptz,
+	OUT data_waits bigint,
+	OUT data_wait_ms float8,
+	OUT commit_waits bigint,
+	OUT commit_wait_ms float8,
+	OUT longest_wait_ms float8,
+	OUT timeouts bigint,
+	OUT cancels bigint,
+	OUT degradations bigint,
+	OUT last_degraded timestamptz,
+	OUT rearm_after timestamptz,
+	OUT wal_kept_by name,
+	OUT wal_kept_from pg_lsn,
+	OUT wal_kept_bytes bigint,
+	OUT wal_problem text,
+	OUT worker_pid integer)
+RETURNS record
+AS 'MODULE_PATHNAME', 'tandem_failback_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED;
+
+CREATE VIEW tandem.failback AS SELECT * FROM tandem.failback_status();
+COMMENT ON VIEW tandem.failback IS
+'one row: does the guard of data pages work, what does it cost, how much WAL is kept for a node to be rejoined';
 
 /* ---- privileges ---------------------------------------------------------- */
 
@@ -155,10 +211,14 @@ REVOKE ALL ON FUNCTION tandem.forget() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.failover_ready() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.sync_status_row() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.standbys_status() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.failback_standbys_status() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.failback_status() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.drop_hold(text) FROM PUBLIC;
 
 -- A view checks the caller's right to execute the function beneath it.
 GRANT EXECUTE ON FUNCTION
 	tandem.slots_status(), tandem.failover_ready(), tandem.sync_status_row(),
-	tandem.standbys_status() TO pg_monitor;
-GRANT SELECT ON tandem.slots, tandem.sync_status, tandem.standbys TO pg_monitor;
+	tandem.standbys_status(), tandem.failback_standbys_status(),
+	tandem.failback_status() TO pg_monitor;
+GRANT SELECT ON tandem.slots, tandem.sync_status, tandem.standbys,
+	tandem.failback TO pg_monitor;

@@ -19,6 +19,8 @@
 
 #include "common/settings.h"
 #include "common/standby.h"
+#include "failback/failback.h"
+#include "failback/guard.h"
 #include "slots/gate.h"
 #include "slots/slots.h"
 
@@ -38,6 +40,7 @@ tandem_shmem_request(void)
 	tandem_standby_shmem_request();
 	tandem_gate_shmem_request();
 	tandem_slots_shmem_request();
+	tandem_guard_shmem_request();
 }
 
 static void
@@ -49,6 +52,7 @@ tandem_shmem_startup(void)
 	tandem_standby_shmem_startup();
 	tandem_gate_shmem_startup();
 	tandem_slots_shmem_startup();
+	tandem_guard_shmem_startup();
 }
 
 void
@@ -67,4 +71,5 @@ _PG_init(void)
 	tandem_standby_init();
 	tandem_gate_init();
 	tandem_slots_init();
+	tandem_failback_init();
 }

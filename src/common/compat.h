@@ -60,4 +60,86 @@
 #define TANDEM_MY_PROCNO (MyProc->pgprocno)
 #endif
 
+/* ---- the storage manager ---------------------------------------------------- */
+
+/*
+ * The functions in smgrsw, the table in smgr.c through which every page, every
+ * truncation and every removal of a relation passes.  16 is right by reading.
+ */
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_SMGR_TABLE \
+	{mdinit, NULL, mdopen, mdclose, mdcreate, mdexists, mdunlink, mdextend, \
+	 mdzeroextend, mdprefetch, mdmaxcombine, mdreadv, mdstartreadv, mdwritev, \
+	 mdwriteback, mdnblocks, mdtruncate, mdimmedsync, mdregistersync, mdfd}
+#elif PG_VERSION_NUM >= 170000
+#define TANDEM_SMGR_TABLE \
+	{mdinit, NULL, mdopen, mdclose, mdcreate, mdexists, mdunlink, mdextend, \
+	 mdzeroextend, mdprefetch, mdreadv, mdwritev, \
+	 mdwriteback, mdnblocks, mdtruncate, mdimmedsync, mdregistersync}
+#elif PG_VERSION_NUM >= 160000
+#define TANDEM_SMGR_TABLE \
+	{mdinit, NULL, mdopen, mdclose, mdcreate, mdexists, mdunlink, mdextend, \
+	 mdzeroextend, mdprefetch, mdread, mdwrite, \
+	 mdwriteback, mdnblocks, mdtruncate, mdimmedsync}
+#else
+#define TANDEM_SMGR_TABLE \
+	{mdinit, NULL, mdopen, mdclose, mdcreate, mdexists, mdunlink, mdextend, \
+	 mdprefetch, mdread, mdwrite, \
+	 mdwriteback, mdnblocks, mdtruncate, mdimmedsync}
+#endif
+
+/* Writes take an array of pages. */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_SMGR_WRITES_VECTORS
+#endif
+
+/* A page as it is handed to the storage manager, and room for one. */
+#if PG_VERSION_NUM >= 160000
+typedef const void *TandemPage;
+#define TANDEM_PAGE_ROOM PGIOAlignedBlock
+#define TANDEM_RELFILE RelFileLocatorBackend
+#define TANDEM_SMGR_RELFILE(reln) ((reln)->smgr_rlocator)
+#define TANDEM_RELFILE_NUMBER(relfile) ((relfile).locator.relNumber)
+#else
+typedef char *TandemPage;
+#define TANDEM_PAGE_ROOM PGAlignedBlock
+#define TANDEM_RELFILE RelFileNodeBackend
+#define TANDEM_SMGR_RELFILE(reln) ((reln)->smgr_rnode)
+#define TANDEM_RELFILE_NUMBER(relfile) ((relfile).node.relNode)
+#endif
+
+/*
+ * Truncation has got the old length as an argument in a minor release.  What
+ * was built on one side of it can't replace the function on the other.
+ */
+#define TANDEM_TRUNCATE_HAS_OLD_LENGTH(version) \
+	((version) >= 180000 || \
+	 ((version) >= 170003 && (version) < 180000) || \
+	 ((version) >= 160007 && (version) < 170000) || \
+	 ((version) >= 150011 && (version) < 160000))
+#if TANDEM_TRUNCATE_HAS_OLD_LENGTH(PG_VERSION_NUM)
+#define TANDEM_TRUNCATE_OLD_LENGTH
+#endif
+
+/* Truncates the main fork, whose old length is known. */
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_SMGRTRUNCATE(reln, old, new) \
+	smgrtruncate(reln, &(ForkNumber){MAIN_FORKNUM}, 1, &(BlockNumber){old}, &(BlockNumber){new})
+#elif defined(TANDEM_TRUNCATE_OLD_LENGTH)
+#define TANDEM_SMGRTRUNCATE(reln, old, new) \
+	smgrtruncate2(reln, &(ForkNumber){MAIN_FORKNUM}, 1, &(BlockNumber){old}, &(BlockNumber){new})
+#else
+#define TANDEM_SMGRTRUNCATE(reln, old, new) \
+	smgrtruncate(reln, &(ForkNumber){MAIN_FORKNUM}, 1, &(BlockNumber){new})
+#endif
+
+/* ---- waiting ------------------------------------------------------------------ */
+
+/* A wait event of our own where the server has them; called at startup. */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_NEW_WAIT_EVENT(name) WaitEventExtensionNew(name)
+#else
+#define TANDEM_NEW_WAIT_EVENT(name) PG_WAIT_EXTENSION
+#endif
+
 #endif							/* TANDEM_COMPAT_H */

@@ -31,7 +31,26 @@ char	   *tandem_primary_conninfo;
 int			tandem_wal_fetch_limit;
 int			tandem_hold_timeout;
 char	   *tandem_standby_slots;
+int			tandem_synchronous_transfer;
+char	   *tandem_failback_standbys;
+int			tandem_failback_timeout;
+int			tandem_failback_keep_size;
 bool		tandem_debug_ship_snapshots;
+int			tandem_debug_guard_failure;
+
+static const struct config_enum_entry transfer_options[] = {
+	{"none", TANDEM_TRANSFER_NONE, false},
+	{"commit", TANDEM_TRANSFER_COMMIT, false},
+	{"data_flush", TANDEM_TRANSFER_DATA_FLUSH, false},
+	{"all", TANDEM_TRANSFER_ALL, false},
+	{NULL, 0, false}};
+
+static const struct config_enum_entry guard_failure_options[] = {
+	{"none", TANDEM_SMGR_WORKS, false},
+	{"minor", TANDEM_SMGR_MINOR, false},
+	{"missing", TANDEM_SMGR_MISSING, false},
+	{"uncalled", TANDEM_SMGR_UNCALLED, false},
+	{NULL, 0, false}};
 
 #define PATTERN_SPACE " \t\n\r"
 
@@ -123,6 +142,17 @@ tandem_failover_slot_matches(const char *slot_name)
 	return false;
 }
 
+const char *
+tandem_transfer_name(int mode)
+{
+	for (const struct config_enum_entry *option = transfer_options; option->name; option++)
+	{
+		if (option->val == mode)
+			return option->name;
+	}
+	return "unknown";
+}
+
 void
 tandem_define_settings(void)
 {
@@ -172,6 +202,27 @@ tandem_define_settings(void)
 							   &tandem_standby_slots, "",
 							   PGC_SIGHUP, 0,
 							   tandem_check_standby_list, tandem_assign_standby_slots, NULL);
+	DefineCustomEnumVariable("tandem.synchronous_transfer",
+							 "On a primary, what waits until the failback standbys have flushed its WAL.",
+							 "Commits, data pages on their way to disk, both (\"all\"), or nothing.",
+							 &tandem_synchronous_transfer, TANDEM_TRANSFER_NONE, transfer_options,
+							 PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("tandem.failback_standbys",
+							   "On a primary, the standbys that tandem.synchronous_transfer waits for.",
+							   "Physical slots: \"a, b\", \"ANY n (a, b)\" or \"FIRST n (a, b)\".",
+							   &tandem_failback_standbys, "",
+							   PGC_SIGHUP, 0,
+							   tandem_check_standby_list, tandem_assign_failback_standbys, NULL);
+	DefineCustomIntVariable("tandem.failback_timeout",
+							"Longest wait for the failback standbys before the guard degrades.",
+							NULL,
+							&tandem_failback_timeout, 10 * 1000, 1000, 60 * 1000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomIntVariable("tandem.failback_keep_size",
+							"Most WAL kept only so that a node can be rejoined.",
+							"0 keeps none.",
+							&tandem_failback_keep_size, 10 * 1024, 0, INT_MAX / 2,
+							PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
 
 	DefineCustomBoolVariable("tandem.debug_ship_snapshots",
 							 "Developer setting: off copies slot positions without snapshots or proof.",
@@ -180,6 +231,15 @@ tandem_define_settings(void)
 							 PGC_SIGHUP,
 							 GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
 							 NULL, NULL, NULL);
+
+	if (process_shared_preload_libraries_in_progress)
+		DefineCustomEnumVariable("tandem.debug_guard_failure",
+								 "Developer setting: how the guard fails to install itself.",
+								 NULL,
+								 &tandem_debug_guard_failure, TANDEM_SMGR_WORKS, guard_failure_options,
+								 PGC_POSTMASTER,
+								 GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
+								 NULL, NULL, NULL);
 
 	if (process_shared_preload_libraries_in_progress)
 		MarkGUCPrefixReserved("tandem");

@@ -17,9 +17,35 @@ extern char *tandem_primary_conninfo;
 extern int	tandem_wal_fetch_limit; /* MB */
 extern int	tandem_hold_timeout;	/* s, 0 = never */
 extern char *tandem_standby_slots;
+extern int	tandem_synchronous_transfer;	/* a TandemTransfer */
+extern char *tandem_failback_standbys;
+extern int	tandem_failback_timeout;	/* ms */
+extern int	tandem_failback_keep_size;	/* MB, 0 = keep nothing */
+
+/* What of the primary waits for the failback standbys; bits. */
+typedef enum TandemTransfer
+{
+	TANDEM_TRANSFER_NONE = 0,
+	TANDEM_TRANSFER_COMMIT = 1,
+	TANDEM_TRANSFER_DATA_FLUSH = 2,
+	TANDEM_TRANSFER_ALL = 3
+} TandemTransfer;
+
+/* the name of a mode, as in tandem.synchronous_transfer */
+extern const char *tandem_transfer_name(int mode);
+
+/* Ways in which replacing the storage manager's functions may fail. */
+typedef enum TandemSmgrFailure
+{
+	TANDEM_SMGR_WORKS,
+	TANDEM_SMGR_MINOR,			/* library and server differ in a function */
+	TANDEM_SMGR_MISSING,		/* the table is not found */
+	TANDEM_SMGR_UNCALLED		/* the replaced functions are not called */
+} TandemSmgrFailure;
 
 /* developer settings: switch one protection off so that a test can prove itself */
 extern bool tandem_debug_ship_snapshots;
+extern int	tandem_debug_guard_failure; /* a TandemSmgrFailure */
 
 extern void tandem_define_settings(void);
 

@@ -1,12 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * standby.c
- *	  Standby lists and what standbys have confirmed.
+ *	  What standbys have confirmed.
  *
  * Standbys are named by the physical replication slots they use.  This file
  * has what everybody needs who waits for standbys (the gate of slots/gate.c,
- * later the guard): the grammar of a list of them, the WAL position that such
- * a list has flushed, and a wake-up when it moves.
+ * the guard of failback/guard.c): the WAL position that a list of them has
+ * flushed, and a wake-up when it moves.  The grammar of the lists is in
+ * standby_list.c.
  *
  * Where a position comes from.  The flush position of a standby is the
  * restart_lsn of its physical slot, and nothing else.  A walsender copies the
@@ -54,9 +55,6 @@
 #include "common/libpq_methods.h"
 #include "common/standby.h"
 
-/* More names than anybody has standbys; bounds the arrays on the stack. */
-#define MAX_STANDBYS 64
-
 #define REPORT_INTERVAL_MS (60 * 1000)
 
 typedef struct StandbyShared
@@ -74,11 +72,10 @@ typedef struct StandbyShared
 	pg_atomic_uint64 waiting_for[FLEXIBLE_ARRAY_MEMBER];
 } StandbyShared;
 
-const TandemStandbyList *tandem_standby_slots_list = NULL;
-uint64		tandem_standby_slots_version = 0;
-
 const PQcommMethods *tandem_wrapped_methods = NULL;
 TandemWalsenderHooks tandem_walsender_hooks;
+
+void		(*tandem_standby_moved_hook) (void) = NULL;
 
 static StandbyShared *shared = NULL;
 
@@ -86,308 +83,6 @@ static ClientAuthentication_hook_type prev_client_authentication_hook = NULL;
 
 /* this process's entry in waiting_for, once it has one */
 static pg_atomic_uint64 *my_wait = NULL;
-
-/* ---- grammar ---------------------------------------------------------------
- *
- * list    := names | ( ANY | FIRST ) number "(" names ")"
- * names   := name [ "," name ]...
- * name    := lower case letters, digits, underscores; or that in double quotes
- *
- * ANY and FIRST are words of the grammar only when a number follows, so that
- * slots may have these names.
- */
-
-typedef enum TokenKind
-{
-	TOKEN_END,
-	TOKEN_WORD,
-	TOKEN_QUOTED,
-	TOKEN_COMMA,
-	TOKEN_OPEN,
-	TOKEN_CLOSE,
-	TOKEN_BAD
-} TokenKind;
-
-typedef struct Token
-{
-	TokenKind	kind;
-	const char *start;			/* without quotes */
-	int			len;
-	const char *end;			/* where the next one begins */
-} Token;
-
-static Token
-next_token(const char *p)
-{
-	Token		token;
-
-	while (*p == ' ' || *p == '\t' || *p == '\n' || *p == '\r')
-		p++;
-
-	token.start = p;
-	token.len = 1;
-	switch (*p)
-	{
-		case '\0':
-			token.kind = TOKEN_END;
-			token.len = 0;
-			break;
-		case ',':
-			token.kind = TOKEN_COMMA;
-			break;
-		case '(':
-			token.kind = TOKEN_OPEN;
-			break;
-		case ')':
-			token.kind = TOKEN_CLOSE;
-			break;
-		case '"':
-			{
-				const char *close = strchr(p + 1, '"');
-
-				if (close == NULL)
-				{
-					token.kind = TOKEN_BAD;
-					token.len = strlen(p);
-				}
-				else
-				{
-					token.kind = TOKEN_QUOTED;
-					token.start = p + 1;
-					token.len = close - token.start;
-					token.end = close + 1;
-					return token;
-				}
-				break;
-			}
-		default:
-			token.kind = TOKEN_WORD;
-			token.len = strcspn(p, " \t\n\r,()\"");
-			break;
-	}
-	token.end = token.start + token.len;
-	return token;
-}
-
-static bool
-token_is(const Token *token, const char *keyword)
-{
-	return token->kind == TOKEN_WORD &&
-		token->len == strlen(keyword) &&
-		pg_strncasecmp(token->start, keyword, token->len) == 0;
-}
-
-static bool
-token_is_number(const Token *token)
-{
-	return token->kind == TOKEN_WORD &&
-		strspn(token->start, "0123456789") >= token->len;
-}
-
-#define LIST_HINT() \
-	GUC_check_errhint("Write physical slot names as \"a, b\" for all of them, \"ANY n (a, b)\" or \"FIRST n (a, b)\".")
-
-/*
- * Is this a name that a slot can have?  The rules are those of
- * ReplicationSlotValidateName, whose interface differs between minor
- * releases.
- */
-static bool
-check_name(const Token *token)
-{
-	int			ok = strspn(token->start, "abcdefghijklmnopqrstuvwxyz0123456789_");
-
-	if (token->len == 0)
-	{
-		GUC_check_errdetail("The list has an empty name.");
-		LIST_HINT();
-		return false;
-	}
-	if (token->len == 1 && token->start[0] == '*')
-	{
-		GUC_check_errdetail("\"*\" can't stand for all standbys, because nobody would know which one is missing.");
-		GUC_check_errhint("Name the physical slot of each standby.");
-		return false;
-	}
-	if (ok < token->len)
-	{
-		GUC_check_errdetail("Name \"%.*s\" has the character \"%.*s\", which no slot name has.",
-							token->len, token->start,
-							pg_mblen(token->start + ok), token->start + ok);
-		GUC_check_errhint("Slot names consist of lower case letters, digits and underscores.");
-		return false;
-	}
-	if (token->len >= NAMEDATALEN)
-	{
-		GUC_check_errdetail("Name \"%.*s\" is longer than a slot name can be.",
-							token->len, token->start);
-		GUC_check_errhint("Name the physical slot that the standby has in primary_slot_name.");
-		return false;
-	}
-	return true;
-}
-
-/* Complains about a token that the grammar does not allow here. */
-static bool
-unexpected(const Token *token, const char *wanted)
-{
-	if (token->kind == TOKEN_END)
-		GUC_check_errdetail("The list ends where %s is expected.", wanted);
-	else if (token->kind == TOKEN_BAD)
-		GUC_check_errdetail("A double quote is not closed.");
-	else
-		GUC_check_errdetail("\"%.*s\" stands where %s is expected.",
-							token->len, token->start, wanted);
-	LIST_HINT();
-	return false;
-}
-
-/*
- * Parses a list into *list, which has room for MAX_STANDBYS names.  On error
- * tells the reason in GUC_check_errdetail and returns false.
- */
-static bool
-parse_list(const char *text, TandemStandbyList *list)
-{
-	Token		token = next_token(text);
-	bool		parenthesis = false;
-
-	list->mode = TANDEM_STANDBYS_ALL;
-	list->required = 0;
-	list->nnames = 0;
-
-	if (token_is(&token, "any") || token_is(&token, "first"))
-	{
-		Token		number = next_token(token.end);
-
-		if (token_is_number(&number))
-		{
-			list->mode = token_is(&token, "any") ?
-				TANDEM_STANDBYS_ANY :
-				TANDEM_STANDBYS_FIRST;
-			/* more digits than that is more than the names in any case */
-			list->required = number.len > 6 ? 999999 : atoi(number.start);
-			if (list->required == 0)
-			{
-				GUC_check_errdetail("The number of standbys must be at least 1.");
-				LIST_HINT();
-				return false;
-			}
-			token = next_token(number.end);
-			if (token.kind != TOKEN_OPEN)
-				return unexpected(&token, "\"(\"");
-			parenthesis = true;
-			token = next_token(token.end);
-		}
-	}
-
-	for (;;)
-	{
-		Name name = &list->names[list->nnames];
-
-		if (token.kind == TOKEN_COMMA || token.kind == TOKEN_CLOSE ||
-			(token.kind == TOKEN_END && list->nnames > 0))
-		{
-			GUC_check_errdetail("The list has an empty element.");
-			LIST_HINT();
-			return false;
-		}
-		if (token.kind != TOKEN_WORD && token.kind != TOKEN_QUOTED)
-			return unexpected(&token, "a slot name");
-		if (!check_name(&token))
-			return false;
-
-		memset(name, 0, sizeof(NameData));
-		memcpy(NameStr(*name), token.start, token.len);
-		if (tandem_standby_list_has(list, NameStr(*name)))
-		{
-			GUC_check_errdetail("Name \"%s\" is in the list twice.", NameStr(*name));
-			GUC_check_errhint("Name each standby's physical slot once.");
-			return false;
-		}
-		if (++list->nnames >= MAX_STANDBYS)
-		{
-			GUC_check_errdetail("The list has more than %d names.", MAX_STANDBYS - 1);
-			GUC_check_errhint("Name only standbys that may be promoted.");
-			return false;
-		}
-
-		token = next_token(token.end);
-		if (token.kind != TOKEN_COMMA)
-			break;
-		token = next_token(token.end);
-	}
-
-	if (parenthesis)
-	{
-		if (token.kind != TOKEN_CLOSE)
-			return unexpected(&token, "\",\" or \")\"");
-		token = next_token(token.end);
-		if (list->required > list->nnames)
-		{
-			GUC_check_errdetail("The list demands more standbys than the %d it names.",
-								list->nnames);
-			GUC_check_errhint("Lower the number or name more standbys.");
-			return false;
-		}
-	}
-	else
-		list->required = list->nnames;
-
-	if (token.kind != TOKEN_END)
-		return unexpected(&token, parenthesis ? "the end" : "\",\"");
-	return true;
-}
-
-/* check_hook of every setting that is a standby list */
-bool
-tandem_check_standby_list(char **newval, void **extra, GucSource source)
-{
-	union
-	{
-		TandemStandbyList list;
-		char		space[offsetof(TandemStandbyList, names) + MAX_STANDBYS * sizeof(NameData)];
-	} parsed;
-	size_t		size;
-	Token		first = next_token(*newval);
-
-	*extra = NULL;
-	if (first.kind == TOKEN_END)
-		return true;
-
-	if (!parse_list(*newval, &parsed.list))
-		return false;
-
-	size = offsetof(TandemStandbyList, names) + parsed.list.nnames * sizeof(NameData);
-	*extra = TANDEM_GUC_MALLOC(size);
-	if (*extra == NULL)
-	{
-		GUC_check_errmsg("out of memory");
-		return false;
-	}
-	memcpy(*extra, &parsed.list, size);
-	return true;
-}
-
-/* assign_hook of tandem.standby_slots */
-void
-tandem_assign_standby_slots(const char *newval, void *extra)
-{
-	tandem_standby_slots_list = (const TandemStandbyList *) extra;
-	tandem_standby_slots_version++;
-}
-
-/* Is this name in the list?  An empty list (NULL) has none. */
-bool
-tandem_standby_list_has(const TandemStandbyList *list, const char *name)
-{
-	for (int i = 0; list != NULL && i < list->nnames; i++)
-	{
-		if (strcmp(NameStr(list->names[i]), name) == 0)
-			return true;
-	}
-	return false;
-}
 
 /* ---- positions -------------------------------------------------------------- */
 
@@ -465,8 +160,8 @@ tandem_standby_state(const char *name, bool want_streaming,
 static XLogRecPtr
 list_position(const TandemStandbyList *list, bool reachable)
 {
-	XLogRecPtr	positions[MAX_STANDBYS];
-	int			ranks[MAX_STANDBYS];
+	XLogRecPtr	positions[TANDEM_MAX_STANDBYS];
+	int			ranks[TANDEM_MAX_STANDBYS];
 	XLogRecPtr	result = PG_UINT64_MAX;
 	int			found = 0;
 
@@ -668,7 +363,9 @@ tandem_standby_report(const TandemStandbyList *list, TandemReporter kind,
 		ereport(am_walsender ? LOG_SERVER_ONLY : WARNING,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg_internal("%s", reason.data),
-				 errdetail("Logical replication waits for it."),
+				 kind == TANDEM_REPORT_GATE ?
+					 errdetail("Logical replication waits for it.") :
+					 errdetail("The guard of data pages needs it."),
 				 errhint("%s", hint.data)));
 	}
 	pfree(reason.data);
@@ -683,18 +380,17 @@ wait_end_at_exit(int code, Datum arg)
 	tandem_standby_wait_end();
 }
 
-void
-tandem_standby_wait_begin(XLogRecPtr lsn)
+XLogRecPtr
+tandem_standby_wait_swap(XLogRecPtr lsn)
 {
-	Assert(!XLogRecPtrIsInvalid(lsn));
+	XLogRecPtr	previous;
 
 	if (my_wait == NULL)
 	{
 		int			procno = TANDEM_MY_PROCNO;
 
-		Assert(procno >= 0 && procno < MaxBackends);
+		Assert(procno >= 0 && procno < MaxBackends + NUM_AUXILIARY_PROCS);
 		my_wait = &shared->waiting_for[procno];
-		before_shmem_exit(wait_end_at_exit, 0);
 	}
 
 	/*
@@ -702,27 +398,43 @@ tandem_standby_wait_begin(XLogRecPtr lsn)
 	 * caller looks at positions.  A publisher moves the position before it
 	 * looks at the counter.  So either it sees us, or we see the position.
 	 */
-	if (pg_atomic_exchange_u64(my_wait, lsn) == 0)
+	previous = pg_atomic_exchange_u64(my_wait, lsn);
+	if (previous == 0 && lsn != 0)
 		pg_atomic_fetch_add_u32(&shared->nwaiting, 1);
+	else if (previous != 0 && lsn == 0)
+		pg_atomic_fetch_sub_u32(&shared->nwaiting, 1);
+	return previous;
+}
+
+void
+tandem_standby_wait_begin(XLogRecPtr lsn)
+{
+	static bool exit_registered = false;
+
+	Assert(!XLogRecPtrIsInvalid(lsn));
+
+	if (!exit_registered)
+	{
+		before_shmem_exit(wait_end_at_exit, 0);
+		exit_registered = true;
+	}
+	(void) tandem_standby_wait_swap(lsn);
 }
 
 void
 tandem_standby_wait_end(void)
 {
-	if (my_wait != NULL && pg_atomic_exchange_u64(my_wait, 0) != 0)
-		pg_atomic_fetch_sub_u32(&shared->nwaiting, 1);
+	if (my_wait != NULL)
+		(void) tandem_standby_wait_swap(InvalidXLogRecPtr);
 }
 
-/* A standby has flushed everything before lsn: tell those who wait for it. */
-static void
-publish(XLogRecPtr lsn)
+void
+tandem_standby_wake(XLogRecPtr lsn)
 {
-	pg_atomic_fetch_add_u64(&shared->generation, 1);
-
 	if (pg_atomic_read_u32(&shared->nwaiting) == 0)
 		return;
 
-	for (int i = 0; i < MaxBackends; i++)
+	for (int i = 0; i < MaxBackends + NUM_AUXILIARY_PROCS; i++)
 	{
 		uint64		wanted = pg_atomic_read_u64(&shared->waiting_for[i]);
 
@@ -730,6 +442,18 @@ publish(XLogRecPtr lsn)
 		if (wanted != 0 && wanted <= lsn)
 			SetLatch(&GetPGProcByNumber(i)->procLatch);
 	}
+}
+
+/* A standby has flushed everything before lsn: tell those who wait for it. */
+static void
+publish(XLogRecPtr lsn)
+{
+	if (tandem_standby_moved_hook)
+		tandem_standby_moved_hook();
+
+	/* a full barrier: what has moved is visible before we look who waits */
+	pg_atomic_fetch_add_u64(&shared->generation, 1);
+	tandem_standby_wake(lsn);
 }
 
 /*
@@ -836,7 +560,7 @@ static Size
 shared_size(void)
 {
 	return add_size(offsetof(StandbyShared, waiting_for),
-					mul_size(MaxBackends, sizeof(pg_atomic_uint64)));
+					mul_size(MaxBackends + NUM_AUXILIARY_PROCS, sizeof(pg_atomic_uint64)));
 }
 
 void
@@ -858,7 +582,7 @@ tandem_standby_shmem_startup(void)
 		for (int i = 0; i < TANDEM_NUM_REPORTERS; i++)
 			pg_atomic_init_u64(&shared->last_report[i], 0);
 		pg_atomic_init_u32(&shared->nwaiting, 0);
-		for (int i = 0; i < MaxBackends; i++)
+		for (int i = 0; i < MaxBackends + NUM_AUXILIARY_PROCS; i++)
 			pg_atomic_init_u64(&shared->waiting_for[i], 0);
 	}
 	LWLockRelease(AddinShmemInitLock);

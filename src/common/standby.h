@@ -60,10 +60,28 @@ extern const TandemStandbyList *tandem_standby_slots_list;
 /* changes whenever tandem_standby_slots_list does */
 extern uint64 tandem_standby_slots_version;
 
+/* the list of tandem.failback_standbys likewise */
+extern const TandemStandbyList *tandem_failback_standbys_list;
+
+/* more names than anybody has standbys: what a list is bounded by */
+#define TANDEM_MAX_STANDBYS 64
+
+/* bytes that a list takes with room for this many names */
+#define TANDEM_STANDBY_LIST_SIZE(nnames) \
+	(offsetof(TandemStandbyList, names) + (nnames) * sizeof(NameData))
+
 extern bool tandem_check_standby_list(char **newval, void **extra, GucSource source);
 extern void tandem_assign_standby_slots(const char *newval, void *extra);
+extern void tandem_assign_failback_standbys(const char *newval, void *extra);
 
 extern bool tandem_standby_list_has(const TandemStandbyList *list, const char *name);
+
+/*
+ * Physical slots of our own, which no standby uses: on a primary, keeps WAL
+ * for a node to be rejoined; on a standby, does so after a promotion.
+ */
+#define TANDEM_FAILBACK_SLOT "tandem_failback"
+#define TANDEM_REJOIN_SLOT "tandem_rejoin"
 
 /* ---- positions ------------------------------------------------------------ */
 
@@ -139,6 +157,22 @@ extern void tandem_standby_report(const TandemStandbyList *list, TandemReporter 
  */
 extern void tandem_standby_wait_begin(XLogRecPtr lsn);
 extern void tandem_standby_wait_end(void);
+
+/*
+ * The same for a wait inside of whatever else this process does, which may
+ * hold locks and be in a critical section: lsn, or invalid for none, replaces
+ * what it waits for, and the return value is to be put back.  Raises nothing.
+ */
+extern XLogRecPtr tandem_standby_wait_swap(XLogRecPtr lsn);
+
+/* Wakes those who wait for lsn or less; PG_UINT64_MAX for all. */
+extern void tandem_standby_wake(XLogRecPtr lsn);
+
+/*
+ * Called in walsenders when a standby has moved, before anybody is woken.
+ * Must not raise an error.
+ */
+extern void (*tandem_standby_moved_hook) (void);
 
 /* ---- wiring ---------------------------------------------------------------- */
 

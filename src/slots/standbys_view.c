@@ -7,7 +7,7 @@
  * physical slot has.  What the primary holds for a standby (a slot named
  * tandem_hold_<name of the standby's slot>) is shown in the standby's row; a
  * hold whose standby has no slot gets a row of its own, named like the
- * standby.  Read-only; the rows are read one after the other, so they may
+ * standby.  Slots of our own that no standby uses are left out.  Read-only; the rows are read one after the other, so they may
  * differ by moments.
  *
  * src/slots/standbys_view.c
@@ -81,7 +81,8 @@ collect_rows(void)
 		TransactionId xmin;
 		const char *name = NameStr(slot->data.name);
 
-		if (!slot->in_use || SlotIsLogical(slot))
+		if (!slot->in_use || SlotIsLogical(slot) ||
+			strcmp(name, TANDEM_FAILBACK_SLOT) == 0 || strcmp(name, TANDEM_REJOIN_SLOT) == 0)
 			continue;
 
 		if (strncmp(name, TANDEM_HOLD_PREFIX, prefix) != 0 || name[prefix] == '\0')
