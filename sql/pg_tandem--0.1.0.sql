@@ -51,6 +51,78 @@ COMMENT ON FUNCTION tandem.source_wal(text, bigint, integer) IS
 REVOKE ALL ON FUNCTION tandem.source_slots(integer, text, xid, xid, bytea, text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.source_wal(text, bigint, integer) FROM PUBLIC;
 
+/* ---- wire functions of "tandem rejoin" ------------------------------------ */
+
+CREATE FUNCTION tandem.rejoin_source(
+	OUT library text,
+	OUT system_identifier text,
+	OUT server_version integer,
+	OUT in_recovery boolean,
+	OUT timeline integer,
+	OUT insert_lsn pg_lsn,
+	OUT flush_lsn pg_lsn,
+	OUT checkpoint_lsn pg_lsn,
+	OUT checkpoint_redo pg_lsn,
+	OUT checkpoint_timeline integer,
+	OUT wal_segment_size integer,
+	OUT block_size integer,
+	OUT relation_segment_blocks integer,
+	OUT data_checksums boolean,
+	OUT history text)
+RETURNS record
+AS 'MODULE_PATHNAME', 'tandem_rejoin_source' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION tandem.rejoin_source() IS
+'called by "tandem rejoin": what this server is and where its WAL ends';
+
+CREATE FUNCTION tandem.source_files(OUT path text, OUT size bigint)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_source_files' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.source_files() IS
+'called by "tandem rejoin": files of the data directory; folders have no size';
+
+CREATE FUNCTION tandem.source_file(path text, start bigint, length integer)
+RETURNS bytea
+AS 'MODULE_PATHNAME', 'tandem_source_file' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.source_file(text, bigint, integer) IS
+'called by "tandem rejoin": part of a file that is not a relation''s';
+
+CREATE FUNCTION tandem.source_blocks(
+	tablespace oid[],
+	database oid[],
+	filenode oid[],
+	fork integer[],
+	first bigint[],
+	count integer[],
+	OUT request integer,
+	OUT first_block bigint,
+	OUT content bytea,
+	OUT relation_blocks bigint)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_source_blocks' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.source_blocks(oid[], oid[], oid[], integer[], bigint[], integer[]) IS
+'called by "tandem rejoin": pages as they are now, then the length of the fork, for each request';
+
+CREATE FUNCTION tandem.page_digests(
+	tablespace oid[],
+	database oid[],
+	filenode oid[],
+	fork integer[],
+	block bigint[],
+	rmgr integer[],
+	OUT request integer,
+	OUT lsn pg_lsn,
+	OUT digest bigint)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_page_digests' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.page_digests(oid[], oid[], oid[], integer[], bigint[], integer[]) IS
+'called by "tandem rejoin": LSN and digest of pages, to compare two nodes';
+
+REVOKE ALL ON FUNCTION tandem.rejoin_source() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.source_files() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.source_file(text, bigint, integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.source_blocks(oid[], oid[], oid[], integer[], bigint[], integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.page_digests(oid[], oid[], oid[], integer[], bigint[], integer[]) FROM PUBLIC;
+
 /* ---- failover slots ----------------------------------------------------- */
 
 CREATE FUNCTION tandem.slots_status(

@@ -29,6 +29,8 @@
  */
 #include "postgres_fe.h"
 
+#include <dirent.h>
+
 #include "access/multixact.h"
 #include "access/transam.h"
 #include "common/hashfn.h"
@@ -109,10 +111,35 @@ xids_have(const XidList *list, TransactionId xid)
 	return false;
 }
 
+/* The newest segment file in pg_wal: nothing was written past it. */
+static XLogSegNo
+newest_segment(uint32 segment_size)
+{
+	DIR		   *dir = opendir(XLOGDIR);
+	struct dirent *entry;
+	XLogSegNo	newest = 0;
+
+	while (dir && (entry = readdir(dir)) != NULL)
+	{
+		TimeLineID	tli;
+		XLogSegNo	segno;
+
+		if (!IsXLogFileName(entry->d_name))
+			continue;
+		XLogFromFileName(entry->d_name, &tli, &segno, segment_size);
+		newest = Max(newest, segno);
+	}
+	if (dir)
+		closedir(dir);
+	return newest;
+}
+
 void
-facts_init(Facts *facts)
+facts_init(Facts *facts, uint32 segment_size)
 {
 	memset(facts, 0, sizeof(*facts));
+	facts->segment_size = segment_size;
+	facts->newest_segment = newest_segment(segment_size);
 	facts->rels = relset_create(1024, NULL);
 	facts->pages = pageset_create(4096, NULL);
 }
@@ -173,9 +200,21 @@ check_settings(const WalRecord *record, bool checksums)
 	}
 }
 
-static void
-missing_wal(const WalReader *reader, const char *what)
+/*
+ * A segment that isn't there: local WAL ends, if nothing newer is there
+ * either; else it has a gap.
+ */
+static WalResult
+check_missing(const Facts *facts, const WalReader *reader, WalResult result, const char *what)
 {
+	TimeLineID	tli;
+	XLogSegNo	segno;
+
+	if (result != WAL_MISSING)
+		return result;
+	XLogFromFileName(wal_missing_segment(reader), &tli, &segno, facts->segment_size);
+	if (segno > facts->newest_segment)
+		return WAL_END;
 	rejoin_refuse("Give --restore-command if the archive has it; else a new base backup is the way that remains.",
 				  "WAL segment %s, needed to read %s, is neither here nor on the source",
 				  wal_missing_segment(reader), what);
@@ -191,10 +230,9 @@ facts_find_start(Facts *facts, WalReader *reader, const ControlFileData *control
 	for (;;)
 	{
 		WalRecord	record;
-		WalResult	result = wal_read_at(reader, lsn, &record);
+		WalResult	result = check_missing(facts, reader, wal_read_at(reader, lsn, &record),
+										   "back to a checkpoint before the fork");
 
-		if (result == WAL_MISSING)
-			missing_wal(reader, "back to a checkpoint before the fork");
 		if (result == WAL_END)
 			rejoin_refuse(BACKUP_HINT, "local WAL is damaged at %X/%X: %s", LSN_ARGS(lsn),
 						  wal_error(reader));
@@ -309,9 +347,8 @@ facts_read_before(Facts *facts, WalReader *reader, bool checksums)
 	wal_seek(reader, facts->checkpoint.redo);
 	for (;;)
 	{
-		result = wal_read(reader, &record);
-		if (result == WAL_MISSING)
-			missing_wal(reader, "from the start checkpoint to the fork");
+		result = check_missing(facts, reader, wal_read(reader, &record),
+							   "from the start checkpoint to the fork");
 		if (result == WAL_END)
 		{
 			if (wal_position(reader) <= facts->checkpoint_lsn)
@@ -444,8 +481,7 @@ facts_read_after(Facts *facts, WalReader *reader, bool checksums)
 			}
 		}
 	}
-	if (result == WAL_MISSING)
-		missing_wal(reader, "what happened after the fork");
+	(void) check_missing(facts, reader, result, "what happened after the fork");
 	facts->end = wal_position(reader);
 }
 

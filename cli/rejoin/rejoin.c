@@ -102,9 +102,15 @@ static char *
 fetch_wal(void *arg, const char *name)
 {
 	Rejoin	   *r = arg;
+	TimeLineID	tli;
+	XLogSegNo	segno;
 	char	   *path;
 	struct stat st;
 
+	/* past the newest one here local WAL ends, whatever others have */
+	XLogFromFileName(name, &tli, &segno, r->target.segment_size);
+	if (segno > r->facts.newest_segment)
+		return NULL;
 	make_fetch_dir(r);
 	path = psprintf("%s/%s", r->fetch_dir, name);
 	if (stat(path, &st) == 0)
@@ -446,7 +452,7 @@ run_rejoin(const Options *options)
 	}
 
 	report_step(&r->report, "read local WAL");
-	facts_init(&r->facts);
+	facts_init(&r->facts, r->target.segment_size);
 	find_fork(r);
 	read_wal(r);
 	r->report.facts = &r->facts;

@@ -246,6 +246,8 @@ typedef struct Facts
 	CheckPoint	checkpoint;
 	bool		checkpoint_shutdown;
 
+	uint32		segment_size;
+	XLogSegNo	newest_segment; /* of all segment files in pg_wal */
 	TimeLineID	fork_tli;
 	XLogRecPtr	fork;			/* where replay of local WAL ends */
 	XLogRecPtr	end;			/* of local WAL; = fork if nothing is to be cut */
@@ -279,7 +281,7 @@ typedef struct Facts
 	bool		slru_truncated_after;
 } Facts;
 
-extern void facts_init(Facts *facts);
+extern void facts_init(Facts *facts, uint32 segment_size);
 
 /* To be copied as a whole, whatever WAL says. */
 extern void facts_copy_again(Facts *facts, RelFile rel);

@@ -24,6 +24,7 @@
 #define WAL_CHUNK (4 * 1024 * 1024)
 #define FILE_CHUNK (1024 * 1024)
 #define REQUESTS_AT_ONCE 4096
+#define BLOCKS_AT_ONCE 4096		/* 32 MB: what one answer holds */
 #define DEFAULT_DATABASE "postgres" /* default of tandem.database */
 #define GRANTS_HINT "docs/failback.md lists what the role has to be granted."
 
@@ -134,6 +135,7 @@ source_open(Source *source, const Options *options, const Target *target)
 					  PQserverVersion(source->conn) / 10000, PG_VERSION_NUM / 10000);
 	PQclear(query(source, "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)", 0, NULL));
 	PQclear(query(source, "SELECT pg_catalog.set_config('statement_timeout', '0', false)", 0, NULL));
+	PQclear(query(source, "SELECT pg_catalog.set_config('work_mem', '64MB', false)", 0, NULL));
 
 	res = query(source, "SELECT * FROM tandem.rejoin_source()", 0, NULL);
 	snprintf(sysid, sizeof(sysid), UINT64_FORMAT, target->control.system_identifier);
@@ -378,11 +380,71 @@ read_blocks(Source *source, const BlockRequest *requests, int n, const BlockSink
 		termPQExpBuffer(&arrays[a]);
 }
 
+/*
+ * What is asked for at a time is bounded, so that neither server keeps much.
+ * A request for more, or to the end of a fork of unknown length, is cut into
+ * parts; the parts after the first come one by one, until the fork ends.
+ */
+typedef struct PartSink
+{
+	const BlockSink *to;
+	const BlockRequest *whole;	/* what the parts belong to; NULL = not cut */
+	int64		relation_blocks;
+} PartSink;
+
+static void
+part_blocks(void *arg, const BlockRequest *request, BlockNumber first,
+			const char *content, int nblocks)
+{
+	PartSink   *part = arg;
+
+	part->to->blocks(part->to->arg, part->whole, first, content, nblocks);
+}
+
+static void
+part_end(void *arg, const BlockRequest *request, int64 relation_blocks)
+{
+	((PartSink *) arg)->relation_blocks = relation_blocks;
+}
+
+static void
+read_large(Source *source, const BlockRequest *request, const BlockSink *sink)
+{
+	PartSink	part = {sink, request, 0};
+	BlockSink	part_sink = {part_blocks, part_end, &part};
+	BlockRequest next = *request;
+	int64		end = (int64) request->first + request->count;
+
+	for (;;)
+	{
+		next.count = (BlockNumber) Min(BLOCKS_AT_ONCE, end - next.first);
+		read_blocks(source, &next, 1, &part_sink);
+		if ((int64) next.first + next.count >= Min(end, part.relation_blocks))
+			break;
+		next.first += next.count;
+	}
+	sink->end(sink->arg, request, part.relation_blocks);
+}
+
 void
 source_blocks(Source *source, const BlockRequest *requests, int nrequests, const BlockSink *sink)
 {
-	for (int i = 0; i < nrequests; i += REQUESTS_AT_ONCE)
-		read_blocks(source, requests + i, Min(REQUESTS_AT_ONCE, nrequests - i), sink);
+	int			i = 0;
+
+	while (i < nrequests)
+	{
+		int			n = 0;
+		int64		blocks = 0;
+
+		while (i + n < nrequests && n < REQUESTS_AT_ONCE &&
+			   blocks + requests[i + n].count <= BLOCKS_AT_ONCE)
+			blocks += requests[i + n++].count;
+		if (n > 0)
+			read_blocks(source, &requests[i], n, sink);
+		else
+			read_large(source, &requests[i], sink);
+		i += Max(n, 1);
+	}
 }
 
 /* ---- checkpoint, streaming ----------------------------------------------------------- */

@@ -155,8 +155,11 @@ sub _create_recipe_role
 		SET password_encryption = 'scram-sha-256';
 		SET log_statement = 'none';
 		CREATE ROLE repl LOGIN REPLICATION PASSWORD '$recipe_password'});
-	$self->safe_psql('postgres',
-		'GRANT EXECUTE ON FUNCTION tandem.source_slots, tandem.source_wal TO repl')
+	$self->safe_psql('postgres', q{
+		GRANT EXECUTE ON FUNCTION tandem.source_slots, tandem.source_wal,
+			tandem.rejoin_source, tandem.source_files, tandem.source_file,
+			tandem.source_blocks, tandem.page_digests TO repl;
+		GRANT pg_checkpoint TO repl})
 	  if $library;
 	return;
 }
