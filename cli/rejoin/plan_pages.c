@@ -11,6 +11,11 @@
  *	 - ahead, or maybe torn: fine if replay up to the fork overwrites it, by an
  *	   image or an initialisation; else it is copied.
  *
+ * One kind of page changes without a record and without its LSN moving: the
+ * metapage of an SP-GiST index remembers pages with room.  Where those are cut
+ * off because the new primary never had them, it would lead beyond the end of
+ * the file.  So it is copied along with any other page of such an index.
+ *
  * A relation cut short after the fork lacks blocks that were there at the
  * fork; from the least length on it is copied.  That goes for the main fork
  * only: bits of a visibility map and free space that are missing are safe.
@@ -27,6 +32,8 @@
 #include "storage/bufpage.h"
 #include "storage/checksum.h"
 #include "storage/checksum_impl.h"
+
+#define SPGIST_METAPAGE_BLKNO 0 /* spgist_private.h, a server header */
 
 typedef enum PageState
 {
@@ -191,6 +198,20 @@ add_page(Planning *p, const PageKey *key, Reason reason)
 	plan->pages_to_copy++;
 }
 
+/* See the head of this file; "page" is about to be copied. */
+static void
+add_spgist_metapage(Planning *p, const PageFacts *page, Reason reason, RelFile *last)
+{
+	PageKey		key = {page->key.rel, MAIN_FORKNUM, SPGIST_METAPAGE_BLKNO};
+	bool		done = memcmp(last, &key.rel, sizeof(RelFile)) == 0;
+
+	if (page->rmid != RM_SPGIST_ID || done)
+		return;
+	*last = key.rel;
+	if (page->key.block != SPGIST_METAPAGE_BLKNO)
+		add_page(p, &key, reason);
+}
+
 /* Blocks here, counted by what the files have. */
 static BlockNumber
 local_blocks(const Planning *p, RelFile rel)
@@ -265,6 +286,7 @@ plan_pages(Planning *p)
 	OpenSegment segment = {.fd = -1};
 	PGAlignedBlock page;
 	uint64		doubtful = 0;
+	RelFile		spgist = {InvalidOid, InvalidOid, InvalidOid};
 
 	p->plan->pages_named = facts->pages->members;
 	for (uint32 i = 0; i < facts->pages->members; i++)
@@ -292,7 +314,12 @@ plan_pages(Planning *p)
 		if (pages[i]->healed)
 			p->plan->pages_healed++;
 		else
-			add_page(p, &pages[i]->key, states[i] == PAGE_AHEAD ? REASON_AHEAD : REASON_TORN);
+		{
+			Reason		reason = states[i] == PAGE_AHEAD ? REASON_AHEAD : REASON_TORN;
+
+			add_spgist_metapage(p, pages[i], reason, &spgist);
+			add_page(p, &pages[i]->key, reason);
+		}
 	}
 	plan_truncated(p);
 }
