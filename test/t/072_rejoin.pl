@@ -5,6 +5,7 @@
 use strict;
 use warnings;
 
+use Tandem::Command;
 use Tandem::Test;
 use Test::More;
 
@@ -12,14 +13,16 @@ my $conf = q{
 shared_buffers = 1MB
 wal_log_hints = on
 autovacuum = off
-full_page_writes = on
+wal_keep_size = 256MB
 };
 
-# the receiver of a standby stands still: what follows only the primary has
-sub stall_receiver
+# From here on the standby gets nothing more.
+sub cut_off
 {
 	my ($standby) = @_;
-	return stall($standby->pid_of(qr/walreceiver/));
+	$standby->set(primary_conninfo => '');
+	poll_for(sub { !$standby->pids_of(qr/walreceiver/) }, 'the receiver to end');
+	return;
 }
 
 my $a = Tandem::Node->new_primary('a', conf => $conf, recipe => 1);
@@ -32,7 +35,7 @@ my $b = $a->new_standby('b');
 # ---- a crash with pages ahead of the fork ----------------------------------------
 
 $a->wait_replayed($b);
-stall_receiver($b);
+cut_off($b);
 $a->safe_psql('postgres', q{
 	UPDATE t SET v = 'lost' WHERE id % 7 = 0;
 	CREATE TABLE lost AS SELECT * FROM t;
