@@ -24,6 +24,7 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "miscadmin.h"
+#include "storage/pmsignal.h"
 #include "tcop/dest.h"
 #include "tcop/tcopprot.h"
 
@@ -36,7 +37,13 @@
 static bool
 cancelled(void)
 {
-	if (ProcDiePending)
+	if (!PostmasterIsAlive())
+	{
+		/* as core does: no acknowledgement, and no more commits */
+		ProcDiePending = true;
+		whereToSendOutput = DestNone;
+	}
+	else if (ProcDiePending)
 	{
 		ereport(WARNING,
 				(errcode(ERRCODE_ADMIN_SHUTDOWN),

@@ -541,9 +541,14 @@ tandem_guard_wait(XLogRecPtr lsn, TandemGuardWait kind, bool (*stop) (void))
 			ResetLatch(MyLatch);
 			woken = true;
 		}
-		/* no exit from in here; whoever comes back notices it as well */
+
+		/*
+		 * We can't exit in here, and going on at once would write just what
+		 * we must not write: the postmaster may be only the first to be
+		 * killed.  With it dead WaitLatch does not sleep any more.
+		 */
 		if (events & WL_POSTMASTER_DEATH)
-			break;
+			pg_usleep(10 * 1000L);
 	}
 
 	(void) tandem_standby_wait_swap(previous);
