@@ -20,6 +20,10 @@
  * An old file that the new primary dropped is left alone on purpose: replay of
  * a CREATE DATABASE that copies files may need it before it is dropped.
  *
+ * A relation that is missing without a record that drops it means that DROP
+ * DATABASE was killed amid its folder.  Then no file in there is relied on: what
+ * is left of a large relation may lack segments.  All of it is copied.
+ *
  * An unlogged relation is made from its initialisation fork when recovery
  * ends; only that fork is ever copied.
  *
@@ -170,12 +174,13 @@ plan_missing_folder(Planning *p, int there, const PathInfo *info)
 	Oid			database = info->rel.database;
 	Oid			tablespace = info->rel.tablespace;
 	bool		again = pairs_have(&facts->folders_again, database, tablespace);
-	bool		dropped = again || pairs_have(&facts->databases_dropped_after, database, tablespace);
+	bool		dropped = pairs_have(&facts->databases_dropped_after, database, tablespace);
 	const char *path = p->there[there].path;
 	size_t		len = strlen(path);
 
-	if (!dropped && (database >= facts->next_oid ||
-					 pairs_have(&facts->databases_created_before, database, tablespace)))
+	if (!dropped && !again &&
+		(database >= facts->next_oid ||
+		 pairs_have(&facts->databases_created_before, database, tablespace)))
 		return;					/* replay makes it */
 	plan_add(p->plan, ACTION_MAKE_FOLDER, dropped ? REASON_DROPPED : REASON_MISSING, path);
 	for (int i = there + 1; i < p->nthere && strncmp(p->there[i].path, path, len) == 0; i++)
@@ -188,21 +193,6 @@ plan_missing_folder(Planning *p, int there, const PathInfo *info)
 		plan_add(p->plan, ACTION_COPY_FILE, dropped ? REASON_DROPPED : REASON_MISSING,
 				 p->there[i].path)->bytes = p->there[i].size;
 	}
-}
-
-void
-plan_folders(Planning *p)
-{
-	PathInfo	info;
-
-	for (int i = 0; i < p->nhere; i++)
-		if (p->here[i].size < 0 && path_parse(p->here[i].path, &info))
-			plan_local_folder(p, p->here[i].path, &info);
-	for (int i = 0; i < p->nthere; i++)
-		if (p->there[i].size < 0 && path_parse(p->there[i].path, &info) &&
-			(!is_here(p, p->there[i].path) ||
-			 pairs_have(&p->facts->folders_again, info.rel.database, info.rel.tablespace)))
-			plan_missing_folder(p, i, &info);
 }
 
 /* ---- relations ------------------------------------------------------------------------ */
@@ -295,27 +285,32 @@ plan_local_relation(Planning *p, RelFile rel)
 		copy_relation(p, rel, created_after ? REASON_CREATED : REASON_ORPHAN);
 }
 
+/* Has it gone, although it was there at the fork and no record drops it? */
+static bool
+is_missing(const Planning *p, RelFile rel)
+{
+	const RelFacts *facts = facts_rel(p->facts, rel);
+
+	return !(facts && (facts->created_before || facts->dropped_after)) &&
+		rel.node < p->facts->next_oid &&
+		!is_here(p, rel_path(rel, MAIN_FORKNUM, 0)) &&
+		!is_here(p, rel_path(rel, INIT_FORKNUM, 0)) &&
+		!(rel.database != InvalidOid && rel.database >= p->facts->next_oid) &&
+		!pairs_have(&p->facts->databases_created_before, rel.database, rel.tablespace);
+}
+
 /* Relations dropped after the fork, and those missing for another reason. */
 static void
 plan_missing_relation(Planning *p, RelFile rel)
 {
 	const RelFacts *facts = facts_rel(p->facts, rel);
-	bool		dropped = facts && facts->dropped_after;
 
-	if (facts && facts->copy_again)
-	{
+	if ((facts && facts->copy_again) ||
+		pairs_have(&p->facts->folders_again, rel.database, rel.tablespace))
 		copy_relation(p, rel, REASON_MISSING);
-		return;
-	}
-	if (facts && facts->created_before)
-		return;					/* replay makes it */
-	if (dropped && !facts->created_after)
+	else if (facts && facts->dropped_after && !facts->created_before && !facts->created_after)
 		copy_relation(p, rel, REASON_DROPPED);
-	else if (rel.node < p->facts->next_oid &&
-			 !is_here(p, rel_path(rel, MAIN_FORKNUM, 0)) &&
-			 !is_here(p, rel_path(rel, INIT_FORKNUM, 0)) &&
-			 !(rel.database != InvalidOid && rel.database >= p->facts->next_oid) &&
-			 !pairs_have(&p->facts->databases_created_before, rel.database, rel.tablespace))
+	else if (is_missing(p, rel))
 		copy_relation(p, rel, REASON_MISSING);
 }
 
@@ -325,6 +320,34 @@ first_file(const char *path, PathInfo *info)
 {
 	return path_parse(path, info) && info->rel.node != InvalidOid && info->segment == 0 &&
 		(info->fork == MAIN_FORKNUM || info->fork == INIT_FORKNUM);
+}
+
+/* Folders of databases that DROP DATABASE was removing when it was killed. */
+static void
+find_broken_folders(Planning *p)
+{
+	PathInfo	info;
+
+	for (int i = 0; i < p->nthere; i++)
+		if (first_file(p->there[i].path, &info) && info.rel.database != InvalidOid &&
+			is_missing(p, info.rel))
+			facts_copy_folder_again(p->facts, info.rel.database, info.rel.tablespace);
+}
+
+void
+plan_folders(Planning *p)
+{
+	PathInfo	info;
+
+	find_broken_folders(p);
+	for (int i = 0; i < p->nhere; i++)
+		if (p->here[i].size < 0 && path_parse(p->here[i].path, &info))
+			plan_local_folder(p, p->here[i].path, &info);
+	for (int i = 0; i < p->nthere; i++)
+		if (p->there[i].size < 0 && path_parse(p->there[i].path, &info) &&
+			(!is_here(p, p->there[i].path) ||
+			 pairs_have(&p->facts->folders_again, info.rel.database, info.rel.tablespace)))
+			plan_missing_folder(p, i, &info);
 }
 
 void
