@@ -50,6 +50,7 @@ static const struct config_enum_entry guard_failure_options[] = {
 	{"minor", TANDEM_SMGR_MINOR, false},
 	{"missing", TANDEM_SMGR_MISSING, false},
 	{"uncalled", TANDEM_SMGR_UNCALLED, false},
+	{"partial", TANDEM_SMGR_PARTIAL, false},
 	{NULL, 0, false}};
 
 #define PATTERN_SPACE " \t\n\r"

@@ -40,7 +40,8 @@ typedef enum TandemSmgrFailure
 	TANDEM_SMGR_WORKS,
 	TANDEM_SMGR_MINOR,			/* library and server differ in a function */
 	TANDEM_SMGR_MISSING,		/* the table is not found */
-	TANDEM_SMGR_UNCALLED		/* the replaced functions are not called */
+	TANDEM_SMGR_UNCALLED,		/* the replaced functions are not called */
+	TANDEM_SMGR_PARTIAL			/* some of them are not */
 } TandemSmgrFailure;
 
 /* developer settings: switch one protection off so that a test can prove itself */

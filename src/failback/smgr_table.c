@@ -335,6 +335,9 @@ replace(void)
 	{
 		for (int j = 0; j < lengthof(replaced); j++)
 		{
+			if (tandem_debug_guard_failure == TANDEM_SMGR_PARTIAL &&
+				replaced[j].replacement != guarded_extend)
+				continue;
 			if (core_table[i] == replaced[j].original)
 				search.table[i] = replaced[j].replacement;
 		}
