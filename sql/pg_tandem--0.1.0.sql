@@ -86,6 +86,8 @@ AS 'MODULE_PATHNAME', 'tandem_source_file' LANGUAGE C VOLATILE STRICT PARALLEL U
 COMMENT ON FUNCTION tandem.source_file(text, bigint, integer) IS
 'called by "tandem rejoin": part of a file that is not a relation''s';
 
+-- In the select list it returns row by row; in FROM the whole answer is
+-- collected first.
 CREATE FUNCTION tandem.source_blocks(
 	tablespace oid[],
 	database oid[],

@@ -346,8 +346,9 @@ read_blocks(Source *source, const BlockRequest *requests, int n, const BlockSink
 		params[a] = arrays[a].data;
 	}
 	if (!PQsendQueryParams(source->conn,
-						   "SELECT request, first_block, content, relation_blocks"
-						   " FROM tandem.source_blocks($1, $2, $3, $4, $5, $6)",
+						   /* in the select list: row by row, in FROM it is collected first */
+						   "SELECT (b).request, (b).first_block, (b).content, (b).relation_blocks"
+						   " FROM (SELECT tandem.source_blocks($1, $2, $3, $4, $5, $6) AS b) AS a",
 						   6, NULL, params, NULL, NULL, 1) ||
 		!PQsetSingleRowMode(source->conn))
 		source_failed(source, NULL);

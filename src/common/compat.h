@@ -133,6 +133,37 @@ typedef char *TandemPage;
 	smgrtruncate(reln, &(ForkNumber){MAIN_FORKNUM}, 1, &(BlockNumber){new})
 #endif
 
+/* ---- reading pages ------------------------------------------------------------ */
+
+/* The files of one relation. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_RELFILE_ID RelFileLocator
+#define TANDEM_SET_RELFILE_ID(rel, tablespace, database, node) \
+	((rel).spcOid = (tablespace), (rel).dbOid = (database), (rel).relNumber = (node))
+#define TANDEM_RELFILE_ID_EQUALS(a, b) RelFileLocatorEquals(a, b)
+#define TANDEM_INIT_BUFFER_TAG(tag, rel, fork, block) InitBufferTag(&(tag), &(rel), fork, block)
+#else
+#define TANDEM_RELFILE_ID RelFileNode
+#define TANDEM_SET_RELFILE_ID(rel, tablespace, database, node) \
+	((rel).spcNode = (tablespace), (rel).dbNode = (database), (rel).relNode = (node))
+#define TANDEM_RELFILE_ID_EQUALS(a, b) RelFileNodeEquals(a, b)
+#define TANDEM_INIT_BUFFER_TAG(tag, rel, fork, block) INIT_BUFFERTAG(tag, rel, fork, block)
+#endif
+
+/* Path of a fork's first segment. */
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_RELATION_PATH(path, size, rel, fork) strlcpy(path, relpathperm(rel, fork).str, size)
+#else
+#define TANDEM_RELATION_PATH(path, size, rel, fork) strlcpy(path, relpathperm(rel, fork), size)
+#endif
+
+/* Is this a page?  Reports nothing. */
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_PAGE_IS_VERIFIED(page, block) PageIsVerified(page, block, 0, NULL)
+#else
+#define TANDEM_PAGE_IS_VERIFIED(page, block) PageIsVerifiedExtended(page, block, 0)
+#endif
+
 /* ---- waiting ------------------------------------------------------------------ */
 
 /* A wait event of our own where the server has them; called at startup. */

@@ -1,41 +1,32 @@
 /*-------------------------------------------------------------------------
  *
  * reader.h
- *	  Reading pages of any relation of the cluster; reader.c.
+ *	  Reading blocks of any relation for another node.
  *
  * src/failback/reader.h
  *-------------------------------------------------------------------------
  */
-#ifndef TANDEM_FAILBACK_READER_H
-#define TANDEM_FAILBACK_READER_H
+#ifndef TANDEM_READER_H
+#define TANDEM_READER_H
 
+#include "common/relpath.h"
 #include "storage/block.h"
-#include "storage/relfilenode.h"
+#include "storage/smgr.h"
 
-/* A file kept open from block to block. */
-typedef struct TandemBlockReader
+#include "common/compat.h"
+
+/* One fork of a relation of any database and tablespace. */
+typedef struct TandemFork
 {
-	RelFileNode rnode;
+	TANDEM_RELFILE_ID rel;
 	ForkNumber	fork;
-	uint32		segment;
-	int			fd;				/* OpenTransientFile(), -1 = none or no such file */
-	bool		opened;
-} TandemBlockReader;
+} TandemFork;
 
-extern void tandem_reader_init(TandemBlockReader *reader);
+extern int64 tandem_fork_length(const TandemFork *fork);
+extern int	tandem_read_blocks(const TandemFork *fork, BlockNumber first,
+							   int count, char *pages);
 
-/*
- * Copies a page as it is now, newer than anything done before the call, to
- * BLCKSZ bytes at "page".  Returns false if the block or its fork doesn't
- * exist.  Takes buffer locks for a moment; raises an error for a page whose
- * checksum is wrong or that can't be read.  Interruptible between pages.
- */
-extern bool tandem_reader_read(TandemBlockReader *reader, RelFileNode rnode,
-							   ForkNumber fork, BlockNumber block, char *page);
+/* Raises an error unless the caller may read blocks and files. */
+extern void tandem_require_reader(bool in_recovery_too);
 
-/* Length of a fork in blocks, -1 if it doesn't exist. */
-extern int64 tandem_reader_blocks(RelFileNode rnode, ForkNumber fork);
-
-extern void tandem_reader_close(TandemBlockReader *reader);
-
-#endif							/* TANDEM_FAILBACK_READER_H */
+#endif							/* TANDEM_READER_H */

@@ -1,265 +1,404 @@
 /*-------------------------------------------------------------------------
  *
  * source_blocks.c
- *	  SQL functions that hand out pages: tandem.source_blocks() to be copied,
- *	  tandem.page_digests() to be compared.
+ *	  SQL functions that give pages to a node that rejoins or compares.
  *
- * Relations are named by tablespace, database and file number, of any database
- * of the cluster.  Neither needs superuser: the caller has EXECUTE and
- * REPLICATION, and could copy the whole cluster with that.
+ * tandem.source_blocks() is the new primary's answer to "tandem rejoin": whole
+ * pages, by ranges of blocks.  For each request come rows with up to 64
+ * consecutive blocks, then one without content that ends it and has the fork's
+ * length.  The length is taken before the first block is read and cut where
+ * the end is met earlier.  So each block below it has been sent if it was
+ * asked for, and what lies above was made or removed after the call, which
+ * replay will do again.
  *
- * A page leaves this server only when its WAL is on disk here.  Otherwise the
- * copy could be newer than what is left of this server after a crash.
+ * No page leaves this server before its WAL is on disk here: a page from the
+ * future of a source that crashes would never be repaired.
+ *
+ * Rows are returned one by one.  Called in the select list, as "tandem rejoin"
+ * does, the answer is never collected; called in FROM, the executor puts all
+ * of it into a temporary file.
+ *
+ * tandem.page_digests() works on a primary and on a standby: pages with the
+ * same LSN have the same digest on both, since what may differ is masked like
+ * wal_consistency_checking masks it, by the resource manager that wrote it.
  *
  * src/failback/source_blocks.c
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
-#include "access/rmgr.h"
+#include "access/bufmask.h"
+#include "access/htup_details.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "catalog/pg_tablespace_d.h"
 #include "catalog/pg_type.h"
 #include "common/hashfn.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "replication/slot.h"
-#include "storage/bufmgr.h"
 #include "storage/bufpage.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/pg_lsn.h"
 
+#include "common/compat.h"
 #include "common/version.h"
 #include "failback/reader.h"
 
 PG_FUNCTION_INFO_V1(tandem_source_blocks);
 PG_FUNCTION_INFO_V1(tandem_page_digests);
 
-#define BLOCKS_A_ROW 64
-#define MOST_REQUESTS 65536
-#define SOURCE_COLS 4
-#define DIGEST_COLS 3
+#define BLOCKS_COLS 4
+#define DIGESTS_COLS 3
+#define BLOCKS_PER_ROW 64
 
-/* The elements of an array argument; all of one call have the same number. */
+/*
+ * The functions that mask a page trust its item pointers, which address 32 kB
+ * and have lengths of as much.  A caller may name any page with any resource
+ * manager; give them room for all they could touch.
+ */
+#define MASK_ROOM (BLCKSZ + 2 * 65536)
+
+void
+tandem_require_reader(bool in_recovery_too)
+{
+	tandem_check_sql_version();
+	CheckSlotPermissions();
+	if (!in_recovery_too && RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this server is a standby and cannot give pages or files to another node"),
+				 errhint("Name the primary as the source.")));
+}
+
+/* ---- arguments --------------------------------------------------------------- */
+
+/* The elements of an array argument, which has to have as many as the first. */
 static Datum *
-elements(FunctionCallInfo fcinfo, int arg, Oid type, int *n)
+array_argument(FunctionCallInfo fcinfo, int arg, Oid type, int *count)
 {
 	ArrayType  *array = PG_GETARG_ARRAYTYPE_P(arg);
-	int16		typlen = type == INT8OID ? 8 : 4;
-	bool		typbyval = type == INT8OID ? FLOAT8PASSBYVAL : true;
-	char		typalign = type == INT8OID ? TYPALIGN_DOUBLE : TYPALIGN_INT;
-	Datum	   *values;
-	int			count;
+	bool		wide = type == INT8OID;
+	Datum	   *elements;
+	int			n;
 
+	Assert(ARR_ELEMTYPE(array) == type);
 	if (ARR_NDIM(array) > 1 || array_contains_nulls(array))
 		ereport(ERROR,
 				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
-				 errmsg("arrays must be one-dimensional and not contain nulls")));
-	deconstruct_array(array, type, typlen, typbyval, typalign, &values, NULL, &count);
-	if (count > MOST_REQUESTS)
-		ereport(ERROR,
-				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("cannot take more than %d requests at a time", MOST_REQUESTS)));
-	if (arg > 0 && count != *n)
+				 errmsg("arrays must have one dimension and no null")));
+	deconstruct_array(array, type, wide ? 8 : 4, wide ? FLOAT8PASSBYVAL : true,
+					  wide ? TYPALIGN_DOUBLE : TYPALIGN_INT, &elements, NULL, &n);
+	if (*count >= 0 && n != *count)
 		ereport(ERROR,
 				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
-				 errmsg("all arrays must have the same number of elements")));
-	*n = count;
-	return values;
+				 errmsg("arrays must have the same number of elements")));
+	*count = n;
+	return elements;
 }
 
-static ForkNumber
-check_fork(Datum value)
+/* The forks named by the first four arguments; palloc'd. */
+static TandemFork *
+fork_arguments(FunctionCallInfo fcinfo, int *count)
 {
-	int32		fork = DatumGetInt32(value);
+	Datum	   *tablespaces;
+	Datum	   *databases;
+	Datum	   *nodes;
+	Datum	   *numbers;
+	TandemFork *forks;
+	int			i;
 
-	if (fork < 0 || fork > MAX_FORKNUM)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%d is not the number of a fork", fork)));
-	return (ForkNumber) fork;
+	*count = -1;
+	tablespaces = array_argument(fcinfo, 0, OIDOID, count);
+	databases = array_argument(fcinfo, 1, OIDOID, count);
+	nodes = array_argument(fcinfo, 2, OIDOID, count);
+	numbers = array_argument(fcinfo, 3, INT4OID, count);
+
+	forks = palloc0((*count + 1) * sizeof(TandemFork));
+	for (i = 0; i < *count; i++)
+	{
+		Oid			tablespace = DatumGetObjectId(tablespaces[i]);
+		Oid			database = DatumGetObjectId(databases[i]);
+		Oid			node = DatumGetObjectId(nodes[i]);
+		int			number = DatumGetInt32(numbers[i]);
+
+		if (!OidIsValid(tablespace) || !OidIsValid(node) ||
+			OidIsValid(database) == (tablespace == GLOBALTABLESPACE_OID) ||
+			number < 0 || number > MAX_FORKNUM)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("there is no fork %d of a relation with tablespace %u, database %u and file number %u",
+							number, tablespace, database, node)));
+		TANDEM_SET_RELFILE_ID(forks[i].rel, tablespace, database, node);
+		forks[i].fork = (ForkNumber) number;
+	}
+	return forks;
 }
 
 static BlockNumber
-check_block(Datum value)
+block_argument(int64 block)
 {
-	int64		block = DatumGetInt64(value);
-
 	if (block < 0 || block > MaxBlockNumber)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%lld is not a block number", (long long) block)));
+				 errmsg("block number %lld is out of range", (long long) block)));
 	return (BlockNumber) block;
 }
 
-static void
-put_blocks(ReturnSetInfo *rsinfo, int request, BlockNumber first, bytea *content, int n)
-{
-	Datum		values[SOURCE_COLS];
-	bool		nulls[SOURCE_COLS] = {false, false, false, true};
+/* ---- whole pages --------------------------------------------------------------- */
 
-	SET_VARSIZE(content, VARHDRSZ + n * BLCKSZ);
-	values[0] = Int32GetDatum(request);
-	values[1] = Int64GetDatum(first);
-	values[2] = PointerGetDatum(content);
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+/* Where an answer of tandem.source_blocks() has got to. */
+typedef struct BlocksAnswer
+{
+	int			nrequests;
+	TandemFork *forks;
+	BlockNumber *first;
+	int		   *count;
+
+	int			request;		/* the one being answered */
+	bool		started;		/* next and length are this request's */
+	BlockNumber next;			/* first block not sent yet */
+	int64		length;			/* of the fork in blocks, -1 = doesn't exist */
+	bytea	   *content;		/* room for one row's */
+} BlocksAnswer;
+
+static BlocksAnswer *
+start_blocks_answer(FunctionCallInfo fcinfo)
+{
+	BlocksAnswer *answer = palloc0(sizeof(BlocksAnswer));
+	Datum	   *first;
+	Datum	   *count;
+	int			i;
+
+	answer->forks = fork_arguments(fcinfo, &answer->nrequests);
+	first = array_argument(fcinfo, 4, INT8OID, &answer->nrequests);
+	count = array_argument(fcinfo, 5, INT4OID, &answer->nrequests);
+
+	answer->first = palloc((answer->nrequests + 1) * sizeof(BlockNumber));
+	answer->count = palloc((answer->nrequests + 1) * sizeof(int));
+	for (i = 0; i < answer->nrequests; i++)
+	{
+		answer->first[i] = block_argument(DatumGetInt64(first[i]));
+		answer->count[i] = DatumGetInt32(count[i]);
+		if (answer->count[i] < 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("number of blocks must not be negative")));
+	}
+	answer->content = palloc(VARHDRSZ + BLOCKS_PER_ROW * BLCKSZ);
+	return answer;
 }
 
-static void
-put_end(ReturnSetInfo *rsinfo, int request, int64 blocks)
+/* Same fork as the request before: its length still holds, see above. */
+static bool
+same_fork_as_before(const BlocksAnswer *answer)
 {
-	Datum		values[SOURCE_COLS];
-	bool		nulls[SOURCE_COLS] = {false, true, true, blocks < 0};
+	const TandemFork *fork = &answer->forks[answer->request];
 
-	values[0] = Int32GetDatum(request);
-	values[3] = Int64GetDatum(blocks);
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	return answer->request > 0 && fork[-1].fork == fork->fork &&
+		TANDEM_RELFILE_ID_EQUALS(fork[-1].rel, fork->rel);
 }
 
-/* One request: runs of blocks up to the end of the fork, then its length. */
+/* Waits until the WAL of these pages is on disk. */
 static void
-answer_request(ReturnSetInfo *rsinfo, TandemBlockReader *reader, int request,
-			   RelFileNode rnode, ForkNumber fork, BlockNumber first, int64 count, bytea *content)
+flush_pages(const TandemFork *fork, BlockNumber first, const char *pages, int count)
 {
 	XLogRecPtr	newest = InvalidXLogRecPtr;
-	int64		block = first;
-	int64		end = Min((int64) first + count, (int64) MaxBlockNumber + 1);
-	int			n = 0;
+	int			i;
 
-	for (; block < end; block++)
+	for (i = 0; i < count; i++)
 	{
-		char	   *page = VARDATA(content) + n * BLCKSZ;
+		XLogRecPtr	lsn = PageGetLSN((Page) (pages + (Size) i * BLCKSZ));
 
-		if (!tandem_reader_read(reader, rnode, fork, (BlockNumber) block, page))
-			break;
-		newest = Max(newest, PageGetLSN(page));
-		if (++n == BLOCKS_A_ROW)
+		if (lsn > newest && lsn > GetXLogInsertRecPtr())
 		{
-			XLogFlush(newest);
-			put_blocks(rsinfo, request, (BlockNumber) (block + 1 - n), content, n);
-			n = 0;
+			char		path[MAXPGPATH];
+
+			TANDEM_RELATION_PATH(path, sizeof(path), fork->rel, fork->fork);
+			ereport(ERROR,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("block %u of relation %s has LSN %X/%X, beyond the end of WAL",
+							first + i, path, LSN_FORMAT_ARGS(lsn)),
+					 errhint("Repair it here first, a page like this must not spread.")));
 		}
+		newest = Max(newest, lsn);
 	}
-	if (n > 0)
-	{
+	if (!XLogRecPtrIsInvalid(newest))
 		XLogFlush(newest);
-		put_blocks(rsinfo, request, (BlockNumber) (block - n), content, n);
-	}
-	put_end(rsinfo, request, tandem_reader_blocks(rnode, fork));
 }
 
 /*
- * SQL function tandem.source_blocks(): for each request, numbered from 1, rows
- * of up to 64 consecutive pages, then one with the length of the fork in
- * blocks (null if it doesn't exist).  The answer is kept in a tuplestore; the
- * caller bounds it by asking for few blocks at a time.
+ * Reads the next run of the request at hand into answer->content.  Returns
+ * the number of blocks, 0 when the request is done.
+ */
+static int
+read_run(BlocksAnswer *answer)
+{
+	const TandemFork *fork = &answer->forks[answer->request];
+	BlockNumber first = answer->first[answer->request];
+	int64		end = (int64) first + answer->count[answer->request];
+	int			want;
+	int			got;
+
+	if (!answer->started)
+	{
+		if (!same_fork_as_before(answer))
+			answer->length = tandem_fork_length(fork);
+		answer->next = first;
+		answer->started = true;
+	}
+	end = Min(end, answer->length);
+	if (answer->next >= end)
+		return 0;
+	want = Min(end - answer->next, BLOCKS_PER_ROW);
+	want = Min(want, RELSEG_SIZE - answer->next % ((BlockNumber) RELSEG_SIZE));
+	got = tandem_read_blocks(fork, answer->next, want, VARDATA(answer->content));
+	if (got < want)
+		answer->length = (int64) answer->next + got;	/* truncated meanwhile */
+	flush_pages(fork, answer->next, VARDATA(answer->content), got);
+	return got;
+}
+
+/*
+ * SQL function tandem.source_blocks(tablespace, database, filenode, fork,
+ * first, count); see the header of this file.
  */
 Datum
 tandem_source_blocks(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TandemBlockReader reader;
-	int			n = 0;
-	Datum	   *tablespaces = elements(fcinfo, 0, OIDOID, &n);
-	Datum	   *databases = elements(fcinfo, 1, OIDOID, &n);
-	Datum	   *filenodes = elements(fcinfo, 2, OIDOID, &n);
-	Datum	   *forks = elements(fcinfo, 3, INT4OID, &n);
-	Datum	   *firsts = elements(fcinfo, 4, INT8OID, &n);
-	Datum	   *counts = elements(fcinfo, 5, INT4OID, &n);
-	bytea	   *content;
-	int			i;
+	FuncCallContext *context;
+	BlocksAnswer *answer;
+	Datum		values[BLOCKS_COLS];
+	bool		nulls[BLOCKS_COLS] = {false, false, false, false};
+	int			got;
 
-	tandem_check_sql_version();
-	CheckSlotPermissions();
-	if (RecoveryInProgress())
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this server is a standby and cannot hand out pages"),
-				 errhint("Ask the primary.")));
-	InitMaterializedSRF(fcinfo, 0);
-
-	content = palloc(VARHDRSZ + BLOCKS_A_ROW * BLCKSZ);
-	tandem_reader_init(&reader);
-	for (i = 0; i < n; i++)
+	if (SRF_IS_FIRSTCALL())
 	{
-		RelFileNode rnode;
+		MemoryContext old;
+		TupleDesc	tupdesc;
 
-		rnode.spcNode = DatumGetObjectId(tablespaces[i]);
-		rnode.dbNode = DatumGetObjectId(databases[i]);
-		rnode.relNode = DatumGetObjectId(filenodes[i]);
-		answer_request(rsinfo, &reader, i + 1, rnode, check_fork(forks[i]),
-					   check_block(firsts[i]), Max(0, DatumGetInt32(counts[i])), content);
+		context = SRF_FIRSTCALL_INIT();
+		tandem_require_reader(false);
+		old = MemoryContextSwitchTo(context->multi_call_memory_ctx);
+		if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE ||
+			tupdesc->natts != BLOCKS_COLS)
+			elog(ERROR, "return type must be a row type");
+		context->tuple_desc = BlessTupleDesc(tupdesc);
+		context->user_fctx = start_blocks_answer(fcinfo);
+		MemoryContextSwitchTo(old);
 	}
-	tandem_reader_close(&reader);
-	return (Datum) 0;
+	context = SRF_PERCALL_SETUP();
+	answer = context->user_fctx;
+	if (answer->request >= answer->nrequests)
+		SRF_RETURN_DONE(context);
+
+	got = read_run(answer);
+	values[0] = Int32GetDatum(answer->request + 1);
+	values[1] = Int64GetDatum((int64) answer->next);
+	if (got > 0)
+	{
+		SET_VARSIZE(answer->content, VARHDRSZ + (Size) got * BLCKSZ);
+		values[2] = PointerGetDatum(answer->content);
+		values[3] = (Datum) 0;
+		nulls[3] = true;
+		answer->next += got;
+	}
+	else
+	{
+		values[2] = (Datum) 0;
+		nulls[2] = true;
+		values[3] = Int64GetDatum(answer->length);
+		nulls[3] = answer->length < 0;
+		answer->request++;
+		answer->started = false;
+	}
+	SRF_RETURN_NEXT(context,
+					HeapTupleGetDatum(heap_form_tuple(context->tuple_desc, values, nulls)));
 }
 
-/*
- * What two copies of a page must have in common: everything but its checksum,
- * hint bits and unused space, as the resource manager's mask for consistency
- * checks has it.
- */
-static int64
-digest(char *page, BlockNumber block, int rmid)
+/* ---- digests --------------------------------------------------------------------- */
+
+/* As PageIsVerified demands of a page that isn't new. */
+static bool
+header_is_sane(const char *page)
 {
-	if (PageIsNew(page))
-		return 0;
-	if (GetRmgr(rmid).rm_mask != NULL)
-		GetRmgr(rmid).rm_mask(page, block);
-	else
-		((PageHeader) page)->pd_checksum = 0;
+	const PageHeaderData *header = (const PageHeaderData *) page;
+
+	return (header->pd_flags & ~PD_VALID_FLAG_BITS) == 0 &&
+		header->pd_lower >= SizeOfPageHeaderData &&
+		header->pd_lower <= header->pd_upper &&
+		header->pd_upper <= header->pd_special &&
+		header->pd_special <= BLCKSZ &&
+		header->pd_special == MAXALIGN(header->pd_special);
+}
+
+/* page has MASK_ROOM bytes and is changed */
+static int64
+page_digest(char *page, BlockNumber block, int rmid)
+{
+	if (header_is_sane(page))
+	{
+		RmgrData	rmgr = GetRmgr((RmgrId) rmid);
+
+		if (rmgr.rm_mask != NULL)
+			rmgr.rm_mask(page, block);
+		else
+			mask_page_lsn_and_checksum((Page) page);
+	}
 	return (int64) hash_bytes_extended((unsigned char *) page, BLCKSZ, 0);
 }
 
 /*
- * SQL function tandem.page_digests(): LSN and digest of single pages; nulls
- * for a block that doesn't exist.  On standbys as well.
+ * SQL function tandem.page_digests(tablespace, database, filenode, fork, block,
+ * rmgr): a row for each block, with nulls where there is none.
  */
 Datum
 tandem_page_digests(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TandemBlockReader reader;
-	int			n = 0;
-	Datum	   *tablespaces = elements(fcinfo, 0, OIDOID, &n);
-	Datum	   *databases = elements(fcinfo, 1, OIDOID, &n);
-	Datum	   *filenodes = elements(fcinfo, 2, OIDOID, &n);
-	Datum	   *forks = elements(fcinfo, 3, INT4OID, &n);
-	Datum	   *blocks = elements(fcinfo, 4, INT8OID, &n);
-	Datum	   *rmgrs = elements(fcinfo, 5, INT4OID, &n);
-	char	   *page = palloc(BLCKSZ);
+	TandemFork *forks;
+	Datum	   *blocks;
+	Datum	   *rmids;
+	char	   *page;
+	int			count;
 	int			i;
 
-	tandem_check_sql_version();
-	CheckSlotPermissions();
-	InitMaterializedSRF(fcinfo, 0);
-
-	tandem_reader_init(&reader);
-	for (i = 0; i < n; i++)
+	tandem_require_reader(true);
+	forks = fork_arguments(fcinfo, &count);
+	blocks = array_argument(fcinfo, 4, INT8OID, &count);
+	rmids = array_argument(fcinfo, 5, INT4OID, &count);
+	for (i = 0; i < count; i++)
 	{
-		Datum		values[DIGEST_COLS] = {Int32GetDatum(i + 1)};
-		bool		nulls[DIGEST_COLS] = {false, true, true};
-		int32		rmid = DatumGetInt32(rmgrs[i]);
-		BlockNumber block = check_block(blocks[i]);
-		RelFileNode rnode;
+		int			rmid = DatumGetInt32(rmids[i]);
 
-		if (rmid < 0 || rmid > RM_MAX_ID || !RmgrIdExists((RmgrId) rmid))
+		(void) block_argument(DatumGetInt64(blocks[i]));
+		if (rmid < 0 || rmid > RM_MAX_ID || !RmgrIdExists(rmid))
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("%d is not the number of a resource manager", rmid)));
-		rnode.spcNode = DatumGetObjectId(tablespaces[i]);
-		rnode.dbNode = DatumGetObjectId(databases[i]);
-		rnode.relNode = DatumGetObjectId(filenodes[i]);
-		if (tandem_reader_read(&reader, rnode, check_fork(forks[i]), block, page))
+					 errmsg("this server has no resource manager %d", rmid)));
+	}
+
+	InitMaterializedSRF(fcinfo, 0);
+	page = palloc0(MASK_ROOM);
+	for (i = 0; i < count; i++)
+	{
+		BlockNumber block = (BlockNumber) DatumGetInt64(blocks[i]);
+		Datum		values[DIGESTS_COLS];
+		bool		nulls[DIGESTS_COLS] = {false, false, false};
+		bool		found = tandem_read_blocks(&forks[i], block, 1, page) == 1;
+
+		values[0] = Int32GetDatum(i + 1);
+		values[1] = values[2] = (Datum) 0;
+		nulls[1] = nulls[2] = !found;
+		if (found)
 		{
-			nulls[1] = nulls[2] = false;
-			values[1] = LSNGetDatum(PageGetLSN(page));
-			values[2] = Int64GetDatum(digest(page, block, rmid));
+			values[1] = LSNGetDatum(PageGetLSN((Page) page));
+			values[2] = Int64GetDatum(page_digest(page, block, DatumGetInt32(rmids[i])));
 		}
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
-	tandem_reader_close(&reader);
+	pfree(page);
 	return (Datum) 0;
 }
