@@ -383,6 +383,8 @@ follow(Rejoin *r)
 		write_durably(psprintf(XLOGDIR "/%s", name), r->source.history, strlen(r->source.history));
 	}
 	recovery_conf_write(conninfo_lines(r), recovery_conf_restore_is_off());
+	/* of a rejoin that was killed just before its very end */
+	journal_remove();
 	r->report.outcome = OUTCOME_FOLLOWING;
 }
 

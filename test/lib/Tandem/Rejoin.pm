@@ -55,7 +55,8 @@ allow_in_place_tablespaces = on
 		GRANT EXECUTE ON FUNCTION tandem.source_slots, tandem.source_wal, tandem.rejoin_source,
 			tandem.source_files, tandem.source_file, tandem.source_blocks, tandem.page_digests TO repl;
 		GRANT pg_checkpoint TO repl;
-		CREATE EXTENSION amcheck});
+		CREATE EXTENSION amcheck;
+		CREATE EXTENSION pg_visibility});
 	$primary->safe_psql('template1', 'CREATE EXTENSION amcheck');
 	my $standby = $primary->new_standby("b$letter");
 	return bless { primary => $primary, standby => $standby }, $class;
@@ -186,12 +187,13 @@ sub dump_all
 }
 
 # Relation files by path, and the folders of databases.  Not free space maps,
-# whose changes no WAL tells of, and no empty visibility maps.
+# whose changes no WAL tells of, and not visibility maps, which may be there
+# without telling anything.
 sub files
 {
 	my ($node) = @_;
 	my %files = relation_files($node->data_dir);
-	delete @files{ grep { /_fsm/ || (/_vm/ && !$files{$_}) } keys %files };
+	delete @files{ grep { /_(fsm|vm)/ } keys %files };
 	my $data = $node->data_dir;
 	for my $folder (glob "$data/base/* $data/pg_tblspc/*/*/*")
 	{
@@ -263,6 +265,10 @@ sub is_equal
 
 	for my $node ($primary, $standby)
 	{
+		my $invisible = $node->query(q{
+			SELECT string_agg(c.oid::regclass || ' ' || t, ', ') FROM pg_class c, pg_check_visible(c.oid) t
+			WHERE relkind IN ('r', 't') AND relpersistence = 'p'});
+		Test::More::is($invisible, '', "$name: the visibility maps of " . $node->name . ' are right');
 		my ($out, $err) = run_command(
 			[ 'pg_amcheck', '-h', $node->host, '-p', $node->port, '-U', $ENV{PGUSER} // 'postgres',
 				'--all', '--heapallindexed', '--no-strict-names' ]);
