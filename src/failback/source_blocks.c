@@ -29,6 +29,7 @@
 
 #include "access/bufmask.h"
 #include "access/htup_details.h"
+#include "access/spgist_private.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "catalog/pg_tablespace_d.h"
@@ -334,6 +335,17 @@ header_is_sane(const char *page)
 		header->pd_special == MAXALIGN(header->pd_special);
 }
 
+/*
+ * Does a page have content that no record tells of, and that no consistency
+ * check sees since it has no images of it?  A sequence is logged ahead of the
+ * values it hands out; SP-GiST's metapage remembers where there was room.
+ */
+static bool
+content_is_unlogged(BlockNumber block, int rmid)
+{
+	return rmid == RM_SEQ_ID || (rmid == RM_SPGIST_ID && block == SPGIST_METAPAGE_BLKNO);
+}
+
 /* page has MASK_ROOM bytes and is changed */
 static int64
 page_digest(char *page, BlockNumber block, int rmid)
@@ -346,6 +358,8 @@ page_digest(char *page, BlockNumber block, int rmid)
 			rmgr.rm_mask(page, block);
 		else
 			mask_page_lsn_and_checksum((Page) page);
+		if (content_is_unlogged(block, rmid))
+			mask_page_content((Page) page);
 	}
 	return (int64) hash_bytes_extended((unsigned char *) page, BLCKSZ, 0);
 }
