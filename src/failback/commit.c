@@ -69,17 +69,27 @@ cancelled(void)
 static void
 commit_xact_callback(XactEvent event, void *arg)
 {
+	static XLogRecPtr last_commit = InvalidXLogRecPtr;
 	XLogRecPtr	lsn;
 
-	if (event != XACT_EVENT_COMMIT && event != XACT_EVENT_PREPARE)
+	/* the end of PREPARE isn't told, but it has just been flushed */
+	if (event == XACT_EVENT_PREPARE)
+		lsn = GetFlushRecPtr(NULL);
+	else if (event == XACT_EVENT_COMMIT)
+	{
+		/* a transaction that has written nothing leaves what was there */
+		lsn = XactLastCommitEnd;
+		if (lsn == last_commit)
+			return;
+		last_commit = lsn;
+	}
+	else
 		return;
+
 	if (tandem_guard == NULL ||
 		pg_atomic_read_u64(&tandem_guard->passes[TANDEM_WAIT_COMMIT]) == PG_UINT64_MAX ||
 		synchronous_commit <= SYNCHRONOUS_COMMIT_LOCAL_FLUSH)
 		return;
-
-	/* the end of PREPARE isn't told, but it has just been flushed */
-	lsn = event == XACT_EVENT_COMMIT ? XactLastCommitEnd : GetFlushRecPtr(NULL);
 
 	/*
 	 * What core has not flushed for this commit, it does not wait for either:
