@@ -54,14 +54,38 @@ typedef struct Rejoin
 
 static bool files_changed = false;
 
+/* What to do about a system call that failed; NULL = nothing in particular. */
+static const char *
+errno_hint(int error)
+{
+	switch (error)
+	{
+		case EACCES:
+		case EPERM:
+		case EROFS:
+			return "The command needs to read and write all of the directory, as the user that the server runs as.";
+		case ENOSPC:
+#ifdef EDQUOT
+		case EDQUOT:
+#endif
+			return "Make room on that disk and run the same command again.";
+		default:
+			return NULL;
+	}
+}
+
 void
 rejoin_refuse(const char *hint, const char *fmt,...)
 {
 	va_list		args;
+	int			error = errno;
 
+	if (hint == NULL && strstr(fmt, "%m"))
+		hint = errno_hint(error);
 	if (text_is_terminal())
 		fputs("\r\033[K", stdout);
 	fflush(stdout);
+	errno = error;
 	va_start(args, fmt);
 	pg_log_generic_v(PG_LOG_ERROR, PG_LOG_PRIMARY, fmt, args);
 	va_end(args);
@@ -233,6 +257,13 @@ find_fork(Rejoin *r)
 					  "wal_level was \"minimal\"");
 }
 
+static bool
+was_standby(const Rejoin *r)
+{
+	return r->target.control.state == DB_SHUTDOWNED_IN_RECOVERY ||
+		r->target.control.state == DB_IN_ARCHIVE_RECOVERY;
+}
+
 /*
  * Reads local WAL.  Afterwards facts.fork is where replay of local WAL ends:
  * the fork, or the end of local WAL if that lies before.
@@ -260,6 +291,14 @@ read_wal(Rejoin *r)
 		rejoin_refuse("Both were primaries of the same timeline; a new base backup is the way that remains.",
 					  "local WAL goes on to %X/%X on timeline %u, where %s has only got to %X/%X",
 					  LSN_ARGS(facts->end), facts->fork_tli, r->source.label, LSN_ARGS(r->source.flush));
+	/*
+	 * A primary sends only what it has flushed.  If its WAL seems to end before
+	 * the fork it is damaged there, and what comes after can't be known.
+	 */
+	if (!XLogRecPtrIsInvalid(shared_end) && facts->end < shared_end && !was_standby(r))
+		rejoin_refuse("A new base backup is the way that remains.",
+					  "local WAL is damaged: it ends at %X/%X, before the fork at %X/%X, because %s",
+					  LSN_ARGS(facts->end), LSN_ARGS(shared_end), wal_error(r->reader));
 	/* pages may be as new as this, without WAL here that names them */
 	if (control->minRecoveryPoint > facts->end &&
 		(facts->end > facts->fork ||
@@ -273,9 +312,7 @@ read_wal(Rejoin *r)
 static bool
 merely_behind(const Rejoin *r)
 {
-	return !r->interrupted && r->facts.end <= r->facts.fork &&
-		(r->target.control.state == DB_SHUTDOWNED_IN_RECOVERY ||
-		 r->target.control.state == DB_IN_ARCHIVE_RECOVERY);
+	return !r->interrupted && r->facts.end <= r->facts.fork && was_standby(r);
 }
 
 static void

@@ -158,7 +158,11 @@ open_file(WalReader *reader, char *path)
 	if (reader->fd < 0)
 	{
 		if (errno != ENOENT)
-			pg_fatal("could not open file \"%s\": %m", path);
+		{
+			pg_log_error("could not open file \"%s\": %m", path);
+			pg_log_error_hint("Run the command as the user that the server runs as.");
+			exit(1);
+		}
 		pg_free(path);
 		return false;
 	}
