@@ -472,9 +472,16 @@ facts_read_after(Facts *facts, WalReader *reader, bool checksums)
 
 			page = pageset_insert(facts->pages, key, &found);
 			if (!found)
-				page->healed = page->doubtful = page->comparable = false;
-			/* a bare image doesn't say of what */
-			if (record.rmid != RM_XLOG_ID && block->fork != FSM_FORKNUM)
+				page->healed = page->doubtful = page->comparable = page->sequence = false;
+			if (record.rmid == RM_SEQ_ID)
+				page->sequence = true;
+			/*
+			 * A bare image doesn't say of what.  Sequences are ahead of their
+			 * LSN where they are used, SP-GiST metapages behind or ahead.
+			 */
+			if (record.rmid != RM_XLOG_ID && block->fork != FSM_FORKNUM &&
+				record.rmid != RM_SEQ_ID &&
+				!(record.rmid == RM_SPGIST_ID && block->block == 0))
 			{
 				page->rmid = record.rmid;
 				page->comparable = true;

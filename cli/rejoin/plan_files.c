@@ -230,6 +230,8 @@ copy_relation(Planning *p, RelFile rel, Reason reason)
 
 	action->request.rel = rel;
 	action->bytes = bytes_there(p, rel);
+	/* it may be a sequence, see plan_pages.c */
+	p->plan->needs_checkpoint = true;
 	p->plan->pages_to_copy += action->bytes / BLCKSZ;
 	settle_rel(p, rel);
 }

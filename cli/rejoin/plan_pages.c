@@ -16,6 +16,10 @@
  * off because the new primary never had them, it would lead beyond the end of
  * the file.  So it is copied along with any other page of such an index.
  *
+ * A sequence gives out values ahead of its last record.  A copy of its page is
+ * right only if the next value will be logged, which the new primary does for
+ * the first one after a checkpoint.
+ *
  * A relation cut short after the fork lacks blocks that were there at the
  * fork; from the least length on it is copied.  That goes for the main fork
  * only: bits of a visibility map and free space that are missing are safe.
@@ -317,6 +321,8 @@ plan_pages(Planning *p)
 		{
 			Reason		reason = states[i] == PAGE_AHEAD ? REASON_AHEAD : REASON_TORN;
 
+			if (pages[i]->sequence)
+				p->plan->needs_checkpoint = true;
 			add_spgist_metapage(p, pages[i], reason, &spgist);
 			add_page(p, &pages[i]->key, reason);
 		}

@@ -200,6 +200,7 @@ typedef struct PageFacts
 	bool		healed;			/* replay up to the fork makes it right */
 	bool		doubtful;		/* on disk it is ahead, or may be torn */
 	bool		comparable;		/* rmid says how to compare it with another */
+	bool		sequence;
 } PageFacts;
 
 #define SH_PREFIX relset

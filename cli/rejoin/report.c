@@ -185,7 +185,7 @@ print_plan(const Report *report)
 	if (!any)
 		printf("  nothing to copy, nothing to delete\n");
 	if (plan->needs_checkpoint)
-		printf("  files are copied that only a checkpoint writes: the new primary is asked for one\n");
+		printf("  what is copied needs a checkpoint of the new primary after its promotion: it is asked for one unless it had one\n");
 	for (int i = 0; i < plan->nkept_slots; i++)
 		printf("  physical slot \"%s\" stays; drop it if nothing will use it\n",
 			   text_clean(plan->kept_slots[i]));

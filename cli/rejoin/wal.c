@@ -312,6 +312,28 @@ load_page(WalReader *reader, XLogRecPtr page, const char **content)
 	return result;
 }
 
+/* Opens the file that has "page", of which the bytes from "lsn" on are wanted. */
+static WalResult
+enter_segment(WalReader *reader, XLogRecPtr page, XLogRecPtr lsn)
+{
+	XLogRecPtr	first = page - page % reader->segment_size;
+	const char *content;
+
+	if (reader->fd >= 0 && reader->segno == page / reader->segment_size &&
+		(reader->timeline->end == InvalidXLogRecPtr || lsn < reader->timeline->end))
+		return WAL_RECORD;
+	if (!open_segment(reader, lsn))
+		return WAL_MISSING;
+
+	/* A file is told by its first page, wherever reading begins. */
+	if (load_page(reader, first, &content) != WAL_RECORD)
+	{
+		close_segment(reader);
+		return WAL_END;
+	}
+	return WAL_RECORD;
+}
+
 /*
  * The whole page at "page" with a good header, of which the bytes from "lsn" on
  * are wanted.  WAL_RECORD means success.  *content lives until the next call.
@@ -319,22 +341,9 @@ load_page(WalReader *reader, XLogRecPtr page, const char **content)
 static WalResult
 get_page(WalReader *reader, XLogRecPtr page, XLogRecPtr lsn, const char **content)
 {
-	if (reader->fd < 0 || reader->segno != page / reader->segment_size ||
-		(reader->timeline->end != InvalidXLogRecPtr && lsn >= reader->timeline->end))
-	{
-		XLogRecPtr	first = page - page % reader->segment_size;
+	WalResult	result = enter_segment(reader, page, lsn);
 
-		if (!open_segment(reader, lsn))
-			return WAL_MISSING;
-
-		/* A file is told by its first page, wherever reading begins. */
-		if (load_page(reader, first, content) != WAL_RECORD)
-		{
-			close_segment(reader);
-			return WAL_END;
-		}
-	}
-	return load_page(reader, page, content);
+	return result == WAL_RECORD ? load_page(reader, page, content) : result;
 }
 
 /* ---- Records ------------------------------------------------------------- */
@@ -788,7 +797,9 @@ wal_read_raw(WalReader *reader, XLogRecPtr lsn, char *to, size_t len)
 		size_t		part = Min(len, XLOG_BLCKSZ - lsn % XLOG_BLCKSZ);
 		const char *content;
 
-		if (get_page(reader, page, lsn, &content) != WAL_RECORD)
+		/* pages after XLOG_SWITCH have no header */
+		if (enter_segment(reader, page, lsn) != WAL_RECORD ||
+			!window_at(reader, page, XLOG_BLCKSZ, &content))
 			return false;
 		memcpy(to, content + lsn % XLOG_BLCKSZ, part);
 		to += part;
