@@ -18,7 +18,7 @@
 #include "check.h"
 
 static const Check *const all_checks[] = {
-	extension_checks, setting_checks, link_checks, slot_checks};
+	extension_checks, setting_checks, link_checks, slot_checks, failback_checks};
 
 static void
 run_check(Diagnosis *d, const Check *check, Node *node)

@@ -73,6 +73,10 @@ extern const Check setting_checks[];
 extern const Check extension_checks[];
 extern const Check link_checks[];
 extern const Check slot_checks[];
+extern const Check failback_checks[];
+
+/* May a node come back after it was replaced?  NULL if so, else why not. */
+extern const char *rejoin_obstacle(const Topology *topology, const Node *node);
 
 /* Runs all checks, or only those with AT_RUNTIME. */
 extern Diagnosis *diagnose(Topology *topology, bool runtime_only);

@@ -364,6 +364,7 @@ check_known_standbys(Diagnosis *d, Node *primary)
 
 		if (strcmp(field(primary->slots, i, "slot_type"), "physical") != 0 ||
 			strncmp(name, HOLD_PREFIX, strlen(HOLD_PREFIX)) == 0 ||
+			node_slot_only_keeps_wal(primary, i) ||
 			field_is_true(primary->slots, i, "temporary"))
 			continue;
 		for (int j = 0; j < t->nnodes; j++)

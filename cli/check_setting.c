@@ -112,16 +112,6 @@ check_slot_wal(Diagnosis *d, Node *node)
 }
 
 static void
-check_hint_bits(Diagnosis *d, Node *node)
-{
-	if (node_setting_is(node, "wal_log_hints", "off") &&
-		node_setting_is(node, "data_checksums", "off"))
-		finding_setting(d, WARNING, node, "wal_log_hints", "wal_log_hints", "on", "restart",
-						"wal_log_hints is off and the cluster has no data checksums.",
-						"After a failover this node can't be brought back by pg_rewind, only by a new base backup.");
-}
-
-static void
 check_commit_timestamp(Diagnosis *d, Node *node)
 {
 	if (node_setting_is(node, "track_commit_timestamp", "off"))
@@ -187,7 +177,6 @@ const Check setting_checks[] = {
 	{AT_EVERY, check_needs},
 	{AT_STANDBY, check_recovery_settings},
 	{AT_EVERY, check_slot_wal},
-	{AT_EVERY, check_hint_bits},
 	{AT_EVERY, check_commit_timestamp},
 	{AT_PRIMARY, check_hot_standby},
 	{AT_STANDBY | AT_RUNTIME, check_sync_off},

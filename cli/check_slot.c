@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * check_slot.c
- *	  Checks: failover slots, holds, and the list tandem.standby_slots.
+ *	  Checks: failover slots, holds, and the lists of standbys.
  *
  * cli/check_slot.c
  *-------------------------------------------------------------------------
@@ -202,47 +202,69 @@ slot_can_confirm(const Node *node, const char *name)
 		(status == NULL || strcmp(status, "lost") != 0);
 }
 
-static void
-check_standby_slots(Diagnosis *d, Node *node)
+/* A setting that lists standbys, and what waits for them. */
+typedef struct StandbyList
 {
-	int confirming = 0;
-	bool enough;
-	const char *list = node_setting(node, "tandem.standby_slots");
+	const char *setting;
+	const char *column;			/* of tandem.standbys: is it in the list? */
+	const char *code;
+	const char *cost;
+	const char *after_failover; /* cost of a name that a standby lacks, or NULL */
+} StandbyList;
+
+static const StandbyList gate_list = {
+	"tandem.standby_slots", "in_gate", "standby_slots",
+	"Logical walsenders that wait for it send nothing.",
+	"Promoted, this node holds logical walsenders back until that slot exists and its standby has caught up."};
+
+static const StandbyList guard_list = {
+	"tandem.failback_standbys", "in_guard", "failback_standbys",
+	"The guard can't arm: pages are written before that standby has their WAL, and rejoining this node means copying them.",
+	NULL};
+
+static void
+check_list(Diagnosis *d, Node *node, const StandbyList *kind)
+{
+	int			confirming = 0;
+	bool		enough;
+	const char *list = node_setting(node, kind->setting);
 
 	if (list == NULL || *list == '\0')
 		return;
 	for (int i = 0; i < nrows(node->standbys); i++)
-		confirming += field_is_true(node->standbys, i, "in_gate") &&
+		confirming += field_is_true(node->standbys, i, kind->column) &&
 			slot_can_confirm(node, field(node->standbys, i, "slot_name"));
 	enough = list_count(list) > 0 && confirming >= list_count(list);
 
 	for (int i = 0; i < nrows(node->standbys); i++)
 	{
 		const char *name = field(node->standbys, i, "slot_name");
-		int row = find_row(node->slots, "slot_name", name);
-		bool physical = row >= 0 && strcmp(field(node->slots, row, "slot_type"), "physical") == 0;
-		bool is_standby_of_ours = false;
-		Finding *f;
+		int			row = find_row(node->slots, "slot_name", name);
+		bool		physical = row >= 0 && strcmp(field(node->slots, row, "slot_type"), "physical") == 0;
+		bool		is_standby_of_ours = false;
+		Finding	   *f;
 
-		if (!field_is_true(node->standbys, i, "in_gate") ||
+		if (!field_is_true(node->standbys, i, kind->column) ||
 			slot_can_confirm(node, name))
 			continue;
 
 		if (node->in_recovery)
 		{
-			f = finding_add(d, NOTE, node, "standby_slots_after_failover",
-							screen_printf("tandem.standby_slots names \"%s\", which this standby does not have as a slot.", name),
-							"Promoted, this node holds logical walsenders back until that slot exists and its standby has caught up.");
+			if (kind->after_failover == NULL)
+				continue;
+			f = finding_add(d, NOTE, node, screen_printf("%s_after_failover", kind->code),
+							screen_printf("%s names \"%s\", which this standby does not have as a slot.",
+										  kind->setting, name),
+							kind->after_failover);
 			f->hint = "Create the slots of the other standbys here ahead of a failover, or leave this list empty on standbys.";
 			continue;
 		}
-		f = finding_add(d, enough ? NOTE : PROBLEM, node, "standby_slots",
-						screen_printf("tandem.standby_slots names \"%s\", which %s.", name,
+		f = finding_add(d, enough ? NOTE : PROBLEM, node, kind->code,
+						screen_printf("%s names \"%s\", which %s.", kind->setting, name,
 									  row < 0      ? "does not exist" :
 										  physical ? "is lost" :
 													 "is a logical slot"),
-						enough ? "The list has one standby fewer to choose from." :
-								 "Logical walsenders that wait for it send nothing.");
+						enough ? "The list has one standby fewer to choose from." : kind->cost);
 		for (int j = 0; j < d->topology->nnodes; j++)
 		{
 			const Node *other = d->topology->nodes[j];
@@ -257,12 +279,24 @@ check_standby_slots(Diagnosis *d, Node *node)
 		else
 		{
 			finding_fix(f, node, "sql",
-						screen_printf("ALTER SYSTEM SET tandem.standby_slots = %s;",
+						screen_printf("ALTER SYSTEM SET %s = %s;", kind->setting,
 									  quote_literal(list_without(list, name))),
 						"reload");
 			f->hint = "Or create a physical slot of that name and let a standby use it.";
 		}
 	}
+}
+
+static void
+check_standby_slots(Diagnosis *d, Node *node)
+{
+	check_list(d, node, &gate_list);
+}
+
+static void
+check_failback_standbys(Diagnosis *d, Node *node)
+{
+	check_list(d, node, &guard_list);
 }
 
 /* Whatever else tandem.standbys has to say. */
@@ -279,7 +313,8 @@ check_standby_warnings(Diagnosis *d, Node *node)
 			continue;
 		for (const Finding *f = d->findings; f; f = f->next)
 			told |= f->node == node &&
-				(strcmp(f->code, "standby_slots") == 0 || strcmp(f->code, "stale_hold") == 0 ||
+				(strcmp(f->code, "standby_slots") == 0 || strcmp(f->code, "failback_standbys") == 0 ||
+				 strcmp(f->code, "stale_hold") == 0 ||
 				 strcmp(f->code, "standby_away") == 0 || strcmp(f->code, "slot_lost") == 0) &&
 				strstr(f->what, screen_printf("%s\"", name)) != NULL;
 		if (!told)
@@ -295,5 +330,6 @@ const Check slot_checks[] = {
 	{AT_EVERY | AT_RUNTIME, check_slot_health},
 	{AT_PRIMARY | AT_RUNTIME, check_holds},
 	{AT_EVERY | AT_RUNTIME, check_standby_slots},
+	{AT_PRIMARY | AT_RUNTIME, check_failback_standbys},
 	{AT_PRIMARY | AT_RUNTIME, check_standby_warnings},
 	{0, NULL}};

@@ -18,14 +18,15 @@
 #define HOLD_PREFIX "tandem_hold_"
 #define RESERVE_SLOTS 2			/* advised beyond what is needed */
 #define OWN_SLOTS 2				/* tandem_reserve and tandem_proof on a standby */
-#define OWN_WORKERS 2			/* the worker and its helper */
+#define OWN_WORKERS 3			/* the two workers, and a helper of one */
 
 /* Slots on the primary, by kind. */
 typedef struct SlotCount
 {
 	int			all;
-	int			physical;		/* holds not counted */
+	int			physical;		/* holds not counted, nor what follows */
 	int			holds;
+	int			keeping;		/* slots that only keep WAL for failback */
 	int			logical;
 	int			failover;		/* rows of tandem.slots */
 	int			missing;		/* slots and holds that standbys still lack */
@@ -46,9 +47,15 @@ count_primary_slots(const Topology *topology, const Node *primary)
 			c.logical++;
 		else if (strncmp(name, HOLD_PREFIX, strlen(HOLD_PREFIX)) == 0)
 			c.holds++;
+		else if (node_slot_only_keeps_wal(primary, i))
+			c.keeping++;
 		else
 			c.physical++;
 	}
+	if (!node_setting_is(primary, "tandem.failback_standbys", "") &&
+		node_setting_int(primary, "tandem.failback_keep_size", 0) > 0 &&
+		find_row(primary->slots, "slot_name", FAILBACK_SLOT) < 0)
+		c.missing++;
 	for (int i = 0; i < topology->nnodes; i++)
 	{
 		const Node *node = topology->nodes[i];
@@ -101,8 +108,8 @@ node_needs(const Topology *topology, const Node *node, Need *needs)
 			node, "max_replication_slots",
 			node_setting_int(node, "max_replication_slots", 0),
 			c.all + c.missing, c.all + c.missing + RESERVE_SLOTS,
-			screen_printf("%d logical, %d physical, %d holds, %d still missing; advised: %d spare",
-						  c.logical, c.physical, c.holds, c.missing, RESERVE_SLOTS)};
+			screen_printf("%d logical, %d physical, %d holds, %d for failback, %d still missing; advised: %d spare",
+						  c.logical, c.physical, c.holds, c.keeping, c.missing, RESERVE_SLOTS)};
 		needs[n++] = (Need){
 			node, "max_wal_senders",
 			node_setting_int(node, "max_wal_senders", 0),
@@ -124,6 +131,9 @@ node_needs(const Topology *topology, const Node *node, Need *needs)
 				strcmp(name, "tandem_reserve") != 0 && strcmp(name, "tandem_proof") != 0)
 				own++;
 		}
+		if (node_setting_int(node, "tandem.failback_keep_size", 0) > 0 &&
+			find_row(node->slots, "slot_name", REJOIN_SLOT) < 0)
+			own++;
 		needs[n++] = (Need){
 			node, "max_replication_slots",
 			node_setting_int(node, "max_replication_slots", 0),

@@ -418,6 +418,19 @@ read_identity(Node *node)
 	res = node_query(node, "SELECT system_identifier FROM pg_catalog.pg_control_system()",
 					 NULL, NULL);
 	node->system_identifier = field(res, 0, "system_identifier");
+
+	/* a standby's own is the one it receives; its last restartpoint may be older */
+	res = node_query(node,
+					 "SELECT c.timeline_id AS checkpoint, CASE WHEN pg_catalog.pg_is_in_recovery()"
+					 " THEN coalesce((SELECT received_tli FROM pg_catalog.pg_stat_wal_receiver), c.timeline_id)"
+					 " ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::pg_catalog.bit(32)::pg_catalog.int4"
+					 " END AS timeline FROM pg_catalog.pg_control_checkpoint() c",
+					 NULL, NULL);
+	if (nrows(res) == 1 && field(res, 0, "timeline"))
+	{
+		node->timeline = atoi(field(res, 0, "timeline"));
+		node->checkpoint_timeline = atoi(field(res, 0, "checkpoint"));
+	}
 }
 
 /* The extension lives in tandem.database: go there. */
@@ -491,6 +504,10 @@ read_extension(Node *node)
 								  "SELECT s.*,"
 								  " extract(epoch FROM pg_catalog.clock_timestamp() - s.hold_reported) AS report_age"
 								  " FROM tandem.standbys s ORDER BY s.slot_name");
+	node->failback = tandem_query(node,
+								  "SELECT f.*,"
+								  " extract(epoch FROM pg_catalog.clock_timestamp() - f.since) AS age"
+								  " FROM tandem.failback f");
 	node->ready = tandem_query(node, "SELECT r.ready, r.reason, r.hint FROM tandem.failover_ready() r");
 }
 
@@ -515,6 +532,22 @@ read_server(Node *node)
 								   "SELECT status, slot_name, sender_host, sender_port, conninfo"
 								   " FROM pg_catalog.pg_stat_wal_receiver",
 								   NULL, NULL);
+}
+
+/*
+ * tandem_failback always; tandem_rejoin until a node that was rejoined streams
+ * through it.
+ */
+bool
+node_slot_only_keeps_wal(const Node *node, int slot_row)
+{
+	const char *name = field(node->slots, slot_row, "slot_name");
+
+	if (name == NULL || strcmp(field(node->slots, slot_row, "slot_type"), "physical") != 0)
+		return false;
+	return strcmp(name, FAILBACK_SLOT) == 0 ||
+		(strcmp(name, REJOIN_SLOT) == 0 && !field_is_true(node->slots, slot_row, "active") &&
+		 find_row(node->slots, "slot_name", "tandem_hold_" REJOIN_SLOT) < 0);
 }
 
 const char *

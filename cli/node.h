@@ -39,6 +39,8 @@ typedef struct Node
 	const char *user;
 	const char *system_identifier;	/* NULL if not visible */
 	uint64		lsn;			/* written, or replayed on a standby */
+	int			timeline;		/* written or received; 0 = not visible */
+	int			checkpoint_timeline;	/* of the last checkpoint or restartpoint */
 	bool		preloaded;		/* the library is in the server */
 	const char *tandem_database;
 	const char *extension;		/* version in the catalog, or NULL */
@@ -54,6 +56,7 @@ typedef struct Node
 	PGresult   *ready;			/* tandem.failover_ready() */
 	PGresult   *sync;			/* tandem.sync_status */
 	PGresult   *standbys;		/* tandem.standbys */
+	PGresult   *failback;		/* tandem.failback */
 	const char *tandem_error;	/* why the tandem results are missing */
 	bool		tandem_denied;	/* ... and it was a matter of privilege */
 } Node;
@@ -106,6 +109,11 @@ extern bool node_setting_is(const Node *node, const char *name, const char *valu
  * the connection that is open now; NULL if not set or not visible.
  */
 extern const char *node_upstream(const Node *node, const char *keyword);
+
+/* Slots of ours for failback: what keeps WAL, but is no standby's. */
+#define FAILBACK_SLOT "tandem_failback"
+#define REJOIN_SLOT "tandem_rejoin"
+extern bool node_slot_only_keeps_wal(const Node *node, int slot_row);
 
 /* NULL if empty or not visible. */
 extern const char *node_primary_slot_name(const Node *node);

@@ -65,11 +65,20 @@ failover_word(const Node *node)
 	return field_is_true(node->ready, 0, "ready") ? "ready" : "not ready";
 }
 
+/* May it come back after it was replaced? */
+static const char *
+rejoin_word(const Topology *t, const Node *node)
+{
+	if (node->conn == NULL || node->settings == NULL || !node->preloaded)
+		return "unknown";
+	return rejoin_obstacle(t, node) ? "not ready" : "ready";
+}
+
 static void
 print_nodes(const Topology *t, PQExpBuffer out)
 {
 	static const char *const columns[] = {
-		"NODE", "ROLE", "STATE", ">POSITION", ">BEHIND", ">SLOTS", "FAILOVER", ">SYNC AGE", NULL};
+		"NODE", "ROLE", "STATE", ">TLI", ">POSITION", ">BEHIND", ">SLOTS", "FAILOVER", "REJOIN", ">SYNC AGE", NULL};
 	Table	   *table = table_new(columns);
 
 	for (int i = 0; i < t->nnodes; i++)
@@ -77,6 +86,7 @@ print_nodes(const Topology *t, PQExpBuffer out)
 		const Node *node = t->nodes[i];
 		const char *state = node_state(node);
 		const char *failover = failover_word(node);
+		const char *rejoin = rejoin_word(t, node);
 		const char *age = node->in_recovery ? field(node->sync, 0, "success_age") : NULL;
 		int64		lag = replay_lag(t, node);
 
@@ -84,16 +94,19 @@ print_nodes(const Topology *t, PQExpBuffer out)
 				  node->conn == NULL ? NULL : node->in_recovery ? "standby" :
 																  "primary",
 				  state,
+				  node->timeline ? screen_printf("%d", node->timeline) : NULL,
 				  node->lsn ? screen_printf("%X/%X", LSN_FORMAT_ARGS(node->lsn)) : NULL,
 				  lag >= 0 ? text_bytes(lag) : NULL,
 				  node->failover_slots ?
 					  screen_printf("%d/%d", count_ready(node), nrows(node->failover_slots)) :
 					  NULL,
 				  failover,
+				  rejoin,
 				  age ? text_duration(atof(age)) : NULL);
 		table_colour(table, 2, strcmp(state, "writable") == 0 || strcmp(state, "streaming") == 0 ? COLOUR_GOOD : COLOUR_BAD);
 		if (failover)
-			table_colour(table, 6, strcmp(failover, "ready") == 0 ? COLOUR_GOOD : COLOUR_WARN);
+			table_colour(table, 7, strcmp(failover, "ready") == 0 ? COLOUR_GOOD : COLOUR_WARN);
+		table_colour(table, 8, strcmp(rejoin, "ready") == 0 ? COLOUR_GOOD : COLOUR_WARN);
 	}
 	table_print(table, out);
 }
@@ -103,7 +116,7 @@ static void
 print_standbys(const Topology *t, PQExpBuffer out)
 {
 	static const char *const columns[] = {
-		"STANDBY", "CONNECTED", ">FLUSHED", ">BEHIND", "IN GATE", ">HOLD AGE", ">REPORTED", NULL};
+		"STANDBY", "CONNECTED", ">FLUSHED", ">BEHIND", "IN GATE", "IN GUARD", ">HOLD AGE", ">REPORTED", NULL};
 	const PGresult *s = t->primary ? t->primary->standbys : NULL;
 	Table	   *table = table_new(columns);
 
@@ -123,10 +136,48 @@ print_standbys(const Topology *t, PQExpBuffer out)
 				  flush,
 				  flushed ? text_bytes(t->primary->lsn > flushed ? (int64) (t->primary->lsn - flushed) : 0) : NULL,
 				  field_is_true(s, row, "in_gate") ? "yes" : "no",
+				  field_is_true(s, row, "in_guard") ? "yes" : "no",
 				  field(s, row, "hold_age"),
 				  report ? screen_printf("%s ago", text_duration(atof(report))) : NULL);
 		table_colour(table, 1, connected ? COLOUR_GOOD : COLOUR_BAD);
 	}
+	appendPQExpBufferChar(out, '\n');
+	table_print(table, out);
+}
+
+/* The guard of each primary. */
+static void
+print_guard(const Topology *t, PQExpBuffer out)
+{
+	static const char *const columns[] = {
+		"GUARD OF", "STATE", "MODE", "STANDBYS", ">BEHIND", ">WAITS", ">DEGRADED", ">WAL KEPT", NULL};
+	Table	   *table = table_new(columns);
+	int			rows = 0;
+
+	for (int i = 0; i < t->nnodes; i++)
+	{
+		const Node *node = t->nodes[i];
+		const PGresult *f = node->failback;
+		const char *state = field(f, 0, "state");
+		const char *lag = field(f, 0, "lag_bytes");
+		const char *kept = field(f, 0, "wal_kept_bytes");
+
+		if (node->in_recovery || state == NULL)
+			continue;
+		rows++;
+		table_row(table, node->label, state, field(f, 0, "mode"), field(f, 0, "standbys"),
+				  lag ? text_bytes(strtoll(lag, NULL, 10)) : NULL,
+				  screen_printf(INT64_FORMAT,
+								(int64) strtoll(field(f, 0, "data_waits"), NULL, 10) +
+									(int64) strtoll(field(f, 0, "commit_waits"), NULL, 10)),
+				  field(f, 0, "degradations"),
+				  kept ? text_bytes(strtoll(kept, NULL, 10)) : NULL);
+		table_colour(table, 1, strcmp(state, "armed") == 0 ? COLOUR_GOOD :
+						 strcmp(state, "off") == 0         ? COLOUR_NONE :
+															 COLOUR_WARN);
+	}
+	if (rows == 0)
+		return;
 	appendPQExpBufferChar(out, '\n');
 	table_print(table, out);
 }
@@ -150,6 +201,43 @@ print_attention(const Diagnosis *d, PQExpBuffer out)
 				text_wrap(out, text_clean(screen_printf("Hint: %s", f->hint)), 4, text_screen_width());
 		}
 	}
+}
+
+static void
+json_rejoin(Json *json, const Topology *t, const Node *node)
+{
+	const char *word = rejoin_word(t, node);
+
+	if (strcmp(word, "unknown") == 0)
+		json_null(json, "rejoin_ready");
+	else
+		json_bool(json, "rejoin_ready", strcmp(word, "ready") == 0);
+	json_string(json, "rejoin_reason", strcmp(word, "not ready") == 0 ? rejoin_obstacle(t, node) : NULL);
+}
+
+/* The row of tandem.failback. */
+static void
+json_guard(Json *json, const Node *node)
+{
+	static const char *const texts[] = {
+		"state", "mode", "standbys", "reason", "hint", "since", "confirmed_lsn",
+		"last_degraded", "rearm_after", "wal_kept_by", "wal_kept_from", "wal_problem"};
+	static const char *const numbers[] = {
+		"lag_bytes", "waiting", "data_waits", "data_wait_ms", "commit_waits", "commit_wait_ms",
+		"longest_wait_ms", "timeouts", "cancels", "degradations", "wal_kept_bytes"};
+	const PGresult *f = node->failback;
+
+	if (nrows(f) == 0)
+	{
+		json_null(json, "guard");
+		return;
+	}
+	json_open_object(json, "guard");
+	for (int i = 0; i < (int) lengthof(texts); i++)
+		json_string(json, texts[i], field(f, 0, texts[i]));
+	for (int i = 0; i < (int) lengthof(numbers); i++)
+		json_number(json, numbers[i], field(f, 0, numbers[i]));
+	json_close(json);
 }
 
 static void
@@ -181,6 +269,10 @@ status_json(const Diagnosis *d, PQExpBuffer out)
 		json_string(&json, "server_version", node->version);
 		json_string(&json, "library", node->library);
 		json_string(&json, "extension", node->extension);
+		if (node->timeline)
+			json_int(&json, "timeline", node->timeline);
+		else
+			json_null(&json, "timeline");
 		json_string(&json, "lsn", node->lsn ? screen_printf("%X/%X", LSN_FORMAT_ARGS(node->lsn)) : NULL);
 		if (lag >= 0)
 			json_int(&json, "behind_bytes", lag);
@@ -202,9 +294,11 @@ status_json(const Diagnosis *d, PQExpBuffer out)
 		else
 			json_null(&json, "failover_ready");
 		json_string(&json, "failover_reason", field(node->ready, 0, "reason"));
+		json_rejoin(&json, t, node);
 		json_number(&json, "sync_age", field(node->sync, 0, "success_age"));
 		json_number(&json, "cycle_ms", field(node->sync, 0, "cycle_ms"));
 		json_string(&json, "sync_error", field(node->sync, 0, "error"));
+		json_guard(&json, node);
 		json_close(&json);
 	}
 	json_close(&json);
@@ -220,6 +314,7 @@ status_json(const Diagnosis *d, PQExpBuffer out)
 		json_bool(&json, "connected", field_is_true(s, row, "connected"));
 		json_string(&json, "flush_lsn", field(s, row, "flush_lsn"));
 		json_bool(&json, "in_gate", field_is_true(s, row, "in_gate"));
+		json_bool(&json, "in_guard", field_is_true(s, row, "in_guard"));
 		json_number(&json, "hold_xmin", field(s, row, "hold_xmin"));
 		json_number(&json, "hold_age", field(s, row, "hold_age"));
 		json_number(&json, "report_age", field(s, row, "report_age"));
@@ -246,6 +341,7 @@ status_screen(Topology *topology, PQExpBuffer out)
 	}
 	print_nodes(topology, out);
 	print_standbys(topology, out);
+	print_guard(topology, out);
 	print_attention(d, out);
 	appendPQExpBufferChar(out, '\n');
 	text_paint(out, exit_code == EXIT_HEALTHY ? COLOUR_GOOD : COLOUR_BAD, word, strlen(word));

@@ -71,8 +71,9 @@ collect_rows(void)
 {
 	const TandemStandbyList *list = tandem_standby_slots_list;
 	int			prefix = strlen(TANDEM_HOLD_PREFIX);
+	ReplicationSlot *rejoin = NULL;
 	List	   *rows = NIL;
-
+	ListCell   *lc;
 
 	LWLockAcquire(ReplicationSlotControlLock, LW_SHARED);
 	for (int i = 0; i < max_replication_slots; i++)
@@ -81,9 +82,13 @@ collect_rows(void)
 		TransactionId xmin;
 		const char *name = NameStr(slot->data.name);
 
-		if (!slot->in_use || SlotIsLogical(slot) ||
-			strcmp(name, TANDEM_FAILBACK_SLOT) == 0 || strcmp(name, TANDEM_REJOIN_SLOT) == 0)
+		if (!slot->in_use || SlotIsLogical(slot) || strcmp(name, TANDEM_FAILBACK_SLOT) == 0)
 			continue;
+		if (strcmp(name, TANDEM_REJOIN_SLOT) == 0)
+		{
+			rejoin = slot;
+			continue;
+		}
 
 		if (strncmp(name, TANDEM_HOLD_PREFIX, prefix) != 0 || name[prefix] == '\0')
 			row_of(&rows, name)->is_slot = true;
@@ -96,6 +101,24 @@ collect_rows(void)
 			SpinLockRelease(&slot->mutex);
 			row->has_hold = true;
 			row->hold_xmin = xmin;
+		}
+	}
+	if (rejoin != NULL)
+	{
+		bool		active;
+
+		/* it is a standby's when a node that was rejoined uses it */
+		SpinLockAcquire(&rejoin->mutex);
+		active = rejoin->active_pid != 0;
+		SpinLockRelease(&rejoin->mutex);
+		if (active)
+			(void) row_of(&rows, TANDEM_REJOIN_SLOT);
+		foreach(lc, rows)
+		{
+			StandbyRow *row = lfirst(lc);
+
+			if (strcmp(NameStr(row->name), TANDEM_REJOIN_SLOT) == 0)
+				row->is_slot = true;
 		}
 	}
 	LWLockRelease(ReplicationSlotControlLock);
