@@ -154,6 +154,17 @@ cancel(void)
 	remove_tree(REJOIN_DIR);
 }
 
+/* Our folder has been made, and nothing else has changed yet. */
+static bool folder_only = false;
+
+/* A journal that can't be written, on a full disk, leaves nothing behind. */
+static void
+remove_folder(void)
+{
+	if (folder_only)
+		(void) rmtree(REJOIN_DIR, true);
+}
+
 void
 journal_begin(const Journal *journal, const Plan *plan, Target *target)
 {
@@ -167,6 +178,8 @@ journal_begin(const Journal *journal, const Plan *plan, Target *target)
 		return;					/* going on */
 	}
 	remove_tree(REJOIN_DIR);
+	atexit(remove_folder);
+	folder_only = true;
 	if (mkdir(REJOIN_DIR, pg_dir_create_mode) != 0 ||
 		mkdir(REJOIN_DIR "/global", pg_dir_create_mode) != 0)
 		rejoin_refuse(NULL, "could not create directory \"%s\": %m", REJOIN_DIR);
@@ -176,6 +189,7 @@ journal_begin(const Journal *journal, const Plan *plan, Target *target)
 	stop_point("journal");
 	if (rename(CONTROL_FILE, SAVED_CONTROL) != 0)
 		rejoin_refuse(NULL, "could not rename file \"%s\" to \"%s\": %m", CONTROL_FILE, SAVED_CONTROL);
+	folder_only = false;
 	sync_dir("global");
 	sync_dir(REJOIN_DIR "/global");
 

@@ -87,7 +87,8 @@ sub flip_byte
 	my ($path, $at) = @_;
 	open my $file, '+<:raw', $path or die "could not open $path: $!";
 	seek $file, $at, SEEK_SET;
-	read $file, my ($byte), 1;
+	my $byte;
+	read $file, $byte, 1;
 	seek $file, $at, SEEK_SET;
 	print {$file} chr(ord($byte) ^ 0xFF);
 	close $file or die $!;

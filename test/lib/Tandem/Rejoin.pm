@@ -183,6 +183,7 @@ sub dump_all
 			'--no-unlogged-table-data', '--no-sync' ]);
 	croak "pg_dumpall of \"" . $node->name . "\": $err" if $err =~ /error/;
 	$out =~ s/^\\(un)?restrict .*\n//mg;
+	$out =~ s/^(CREATE TABLESPACE .* LOCATION) .*/$1/mg;	# each has its own
 	return $out;
 }
 
