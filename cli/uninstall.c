@@ -5,11 +5,12 @@
  *
  * The order matters.
  *
- *	 1. Every standby: tandem.sync_slots off, then tandem.forget(), which lets
- *		the worker drop the slots it made and the folder pg_tandem.  After that
- *		no standby asks the primary any more.
+ *	 1. Every node: the settings that let our workers make slots off, the guard
+ *		too.  Every standby: tandem.forget(), which lets the workers drop the
+ *		slots they made and the folder pg_tandem.  After that no standby asks
+ *		the primary any more.
  *	 2. The primary: the holds; a standby that still asked would make them anew.
- *	 3. The primary: tandem.forget(), for the folder.
+ *	 3. The primary: tandem.forget(), for its slots and the folder.
  *	 4. The primary: DROP EXTENSION in every database; replication carries it
  *		to the standbys, which have no more use for the functions.
  *	 5. Every node: ALTER SYSTEM RESET of what ALTER SYSTEM has set, pg_tandem
@@ -35,7 +36,7 @@ typedef struct Step
 	Node	   *node;
 	const char *database;		/* NULL = the one we are in */
 	const char *sql;
-	bool		stops_sync;		/* wait until tandem.sync_slots is off */
+	bool		stops_workers;	/* wait until off_settings are in force */
 } Step;
 
 typedef struct Plan
@@ -105,6 +106,9 @@ check_topology(const Topology *t)
 		refuse(t->nprimaries == 0 ? "none of the nodes is a primary" : "more than one node is a primary",
 			   "Name the nodes of one topology with -h and --node.");
 
+	if (is_asked(t, REJOIN_SLOT))
+		refuse(screen_printf("a standby streams through slot \"%s\", which goes with pg_tandem", REJOIN_SLOT),
+			   "Create a physical slot of another name on the primary, and let primary_slot_name of that standby be it.");
 	for (int i = 0; i < nrows(t->primary->slots); i++)
 	{
 		const char *name = field(t->primary->slots, i, "slot_name");
@@ -119,16 +123,44 @@ check_topology(const Topology *t)
 	}
 }
 
+/* What our workers have to see before tandem.forget() can work. */
+typedef struct OffSetting
+{
+	const char *name;
+	const char *value;
+	bool		standby_only;
+} OffSetting;
+
+static const OffSetting off_settings[] = {
+	{"tandem.sync_slots", "off", true},
+	{"tandem.synchronous_transfer", "none", false},
+	{"tandem.failback_keep_size", "0", false}};
+
+static bool
+is_set_off(const Node *node, int i)
+{
+	return node->preloaded && node->extension && (node->in_recovery || !off_settings[i].standby_only);
+}
+
+static void
+plan_off(Plan *plan, Node *node)
+{
+	if (!node->preloaded || !node->extension)
+		return;
+	for (int i = 0; i < (int) lengthof(off_settings); i++)
+		if (is_set_off(node, i))
+			add_step(plan, node, NULL,
+					 screen_printf("ALTER SYSTEM SET %s = %s", off_settings[i].name,
+								   quote_literal(off_settings[i].value)));
+	add_step(plan, node, NULL, "SELECT pg_catalog.pg_reload_conf()");
+	plan->steps[plan->nsteps - 1].stops_workers = true;
+}
+
 static void
 plan_standby(Plan *plan, Node *node)
 {
 	if (node->preloaded && node->extension)
-	{
-		add_step(plan, node, NULL, "ALTER SYSTEM SET tandem.sync_slots = off");
-		add_step(plan, node, NULL, "SELECT pg_catalog.pg_reload_conf()");
-		plan->steps[plan->nsteps - 1].stops_sync = true;
 		add_step(plan, node, NULL, "SELECT tandem.forget()");
-	}
 	else if (field(must_query(node, "SELECT size FROM pg_catalog.pg_stat_file('pg_tandem', true)"),
 				   0, "size") != NULL)
 		refuse(screen_printf("%s still has the folder pg_tandem, but the library is not loaded or the extension is gone",
@@ -222,7 +254,10 @@ plan_settings(Plan *plan, Node *node)
 							   "SELECT sourcefile, sourceline, name, setting FROM pg_catalog.pg_file_settings"
 							   " WHERE name LIKE 'tandem.%' OR name = 'shared_preload_libraries'"
 							   " ORDER BY seqno");
-	bool		sync_slots_reset = !(node->in_recovery && node->preloaded && node->extension);
+	bool		reset[lengthof(off_settings)];
+
+	for (int i = 0; i < (int) lengthof(off_settings); i++)
+		reset[i] = !is_set_off(node, i);
 
 	for (int i = 0; i < nrows(res); i++)
 	{
@@ -243,7 +278,8 @@ plan_settings(Plan *plan, Node *node)
 		}
 		else if (is_auto_conf(file))
 		{
-			sync_slots_reset |= strcmp(name, "tandem.sync_slots") == 0;
+			for (int j = 0; j < (int) lengthof(off_settings); j++)
+				reset[j] |= strcmp(name, off_settings[j].name) == 0;
 			add_step(plan, node, NULL, screen_printf("ALTER SYSTEM RESET %s", name));
 			continue;
 		}
@@ -253,23 +289,26 @@ plan_settings(Plan *plan, Node *node)
 							  *rest    ? screen_printf("let shared_preload_libraries be %s", rest) :
 										 "remove shared_preload_libraries");
 	}
-	if (!sync_slots_reset)
-		add_step(plan, node, NULL, "ALTER SYSTEM RESET tandem.sync_slots");
+	for (int i = 0; i < (int) lengthof(off_settings); i++)
+		if (!reset[i])
+			add_step(plan, node, NULL, screen_printf("ALTER SYSTEM RESET %s", off_settings[i].name));
 }
 
-/* Waits until the session sees tandem.sync_slots off, bounded. */
+/* Waits until the session sees a setting off, bounded. */
 static void
-wait_sync_off(Node *node, int timeout_ms)
+wait_off(Node *node, const OffSetting *setting, int timeout_ms)
 {
 	for (int waited = 0; waited < timeout_ms; waited += 50)
 	{
-		PGresult   *res = must_query(node, "SELECT pg_catalog.current_setting('tandem.sync_slots') AS s");
+		PGresult   *res = must_query(node,
+								   screen_printf("SELECT pg_catalog.current_setting(%s) AS s", quote_literal(setting->name)));
 
-		if (strcmp(field(res, 0, "s"), "off") == 0)
+		if (strcmp(field(res, 0, "s"), setting->value) == 0)
 			return;
 		pg_usleep(50 * 1000L);
 	}
-	refuse(screen_printf("%s: tandem.sync_slots stays on after ALTER SYSTEM and reload", node->label),
+	refuse(screen_printf("%s: %s is not \"%s\" after ALTER SYSTEM and reload", node->label, setting->name,
+						 setting->value),
 		   "Something overrides it: look for it on the server's command line.");
 }
 
@@ -292,8 +331,9 @@ run_step(const Options *options, const Step *step)
 			   strcmp(sqlstate, "2BP01") == 0 ?
 				   "Drop or change what depends on the extension, then run this command again." :
 				   "Steps before this one are done; run this command again when the cause is mended.");
-	if (step->stops_sync)
-		wait_sync_off(step->node, options->timeout_ms);
+	for (int i = 0; step->stops_workers && i < (int) lengthof(off_settings); i++)
+		if (is_set_off(step->node, i))
+			wait_off(step->node, &off_settings[i], options->timeout_ms);
 }
 
 static void
@@ -326,6 +366,8 @@ run_uninstall(const Options *options)
 	topology_read(t);
 	check_topology(t);
 
+	for (int i = 0; i < t->nnodes; i++)
+		plan_off(plan, t->nodes[i]);
 	for (int i = 0; i < t->nnodes; i++)
 		if (t->nodes[i]->in_recovery)
 			plan_standby(plan, t->nodes[i]);
@@ -369,8 +411,8 @@ const Command uninstall_command = {
 	.takes = TAKES_NODES | TAKES_YES | TAKES_DRY_RUN,
 	.synopsis = "[--dry-run] [--yes]",
 	.summary = "remove everything of pg_tandem from all nodes",
-	.help = "Drops the slots that standbys keep for the primary, the holds on the primary, the extension in\n"
-			"every database, and what ALTER SYSTEM has set; names the lines of other files that remain to be\n"
-			"changed.  Your own slots, physical and logical, stay.  Name every standby with --node; connect\n"
+	.help = "Drops the slots that standbys keep for the primary, the holds on the primary, the slots that keep\n"
+			"WAL for nodes to be rejoined, the extension in every database, and what ALTER SYSTEM has set;\n"
+			"switches the guard off; names the lines of other files that remain to be changed.  Your own slots, physical and logical, stay.  Name every standby with --node; connect\n"
 			"as a superuser.  Asks first unless --yes is given.\n",
 	.run = run_uninstall};

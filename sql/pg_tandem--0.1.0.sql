@@ -157,7 +157,7 @@ COMMENT ON FUNCTION tandem.sync_slots() IS
 CREATE FUNCTION tandem.forget() RETURNS integer
 AS 'MODULE_PATHNAME', 'tandem_forget' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
 COMMENT ON FUNCTION tandem.forget() IS
-'drops the failover slots that pg_tandem made on this standby and removes its folder from the data directory; returns how many slots';
+'drops the slots that pg_tandem made on this server and removes its folder from the data directory; returns how many failover slots';
 
 CREATE FUNCTION tandem.failover_ready(OUT ready boolean, OUT reason text, OUT hint text)
 RETURNS record

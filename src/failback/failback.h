@@ -29,6 +29,11 @@ extern void tandem_retention_state(const char *name, TandemRetention *state);
 /* One turn of the worker; raises errors of the server's slot functions. */
 extern void tandem_retention_run(void);
 
+/* ---- forget.c ---- */
+
+extern void tandem_failback_check_forget(void);
+extern void tandem_failback_forget(void);
+
 /* ---- wiring ---- */
 
 extern void tandem_commit_init(void);

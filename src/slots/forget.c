@@ -22,7 +22,6 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_database.h"
-#include "fmgr.h"
 #include "miscadmin.h"
 #include "replication/slot.h"
 #include "storage/lmgr.h"
@@ -32,10 +31,7 @@
 
 #include "common/settings.h"
 #include "common/statefile.h"
-#include "common/version.h"
 #include "slots/slots.h"
-
-PG_FUNCTION_INFO_V1(tandem_forget);
 
 /* Drops one slot of ours in a transaction of its own; raises errors. */
 static void
@@ -136,32 +132,33 @@ tandem_forget_run(void)
 	MemoryContextDelete(context);
 }
 
-/*
- * SQL function tandem.forget(): drops our slots on this standby and our folder
- * on any server; returns the number of slots.
- */
-Datum
-tandem_forget(PG_FUNCTION_ARGS)
+/* Raises an error while the next cycle would make everything anew. */
+void
+tandem_slots_check_forget(void)
 {
-	char		error[TANDEM_TEXT_LEN];
-	int			forgotten;
-
-	tandem_require_shmem();
-	tandem_check_sql_version();
-	if (!superuser())
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("must be superuser to remove what pg_tandem keeps on this server")));
-	if (!RecoveryInProgress())
-	{
-		tandem_statefile_remove_all();
-		PG_RETURN_INT32(0);
-	}
-	if (tandem_sync_slots_enabled)
+	if (RecoveryInProgress() && tandem_sync_slots_enabled)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("failover slots are being synchronized"),
 				 errhint("First set tandem.sync_slots to off on this standby and reload it.")));
+}
+
+/*
+ * Drops our slots on this standby and our folder on any server; returns the
+ * number of slots.
+ */
+int
+tandem_slots_forget(void)
+{
+	char		error[TANDEM_TEXT_LEN];
+	int			forgotten;
+
+	if (!RecoveryInProgress())
+	{
+		tandem_statefile_remove_all();
+		return 0;
+	}
+	tandem_slots_check_forget();
 
 	tandem_request_cycle(true);
 	LWLockAcquire(tandem_slots_shared->lock, LW_SHARED);
@@ -173,5 +170,5 @@ tandem_forget(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("not all of pg_tandem could be removed from this standby: %s", error),
 				 errhint("End the session that uses the slot and call tandem.forget() again.")));
-	PG_RETURN_INT32(forgotten);
+	return forgotten;
 }

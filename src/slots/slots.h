@@ -164,6 +164,8 @@ extern void tandem_require_shmem(void);
 extern void tandem_request_cycle(bool forget);
 
 /* forget.c */
+extern void tandem_slots_check_forget(void);
+extern int	tandem_slots_forget(void);
 extern void tandem_forget_run(void);
 
 /* worker.c */

@@ -17,9 +17,12 @@ $primary->safe_psql('second', 'CREATE EXTENSION pg_tandem');
 $primary->query(q{SELECT pg_create_logical_replication_slot('app', 'test_decoding')});
 $primary->set('tandem.slot_sync_interval' => '500ms');
 $standby->set('tandem.hold_timeout' => '1h');
+$primary->set('tandem.failback_standbys' => 'standby', 'tandem.synchronous_transfer' => 'data_flush');
 $standby->wait_slot_ready('app');
 ok(-e $standby->data_dir . '/pg_tandem/slots', 'the standby remembers its slots');
 is($primary->slot_value('tandem_hold_standby', 'count(*)'), '1', 'the primary has a hold');
+poll_for(sub { $primary->slot_value('tandem_failback', 'count(*)') == 1 }, 'the slot tandem_failback');
+poll_for(sub { $standby->slot_value('tandem_rejoin', 'count(*)') == 1 }, 'the slot tandem_rejoin');
 
 # ---- Refusals change nothing --------------------------------------------------
 
@@ -44,6 +47,20 @@ is($standby->query('SHOW tandem.sync_slots'), 'on', '--dry-run changes nothing')
 
 $err = $standby->query_error('SELECT tandem.forget()');
 like($err, qr/being synchronized.*HINT:/s, 'tandem.forget() refuses while slots are synced');
+
+like($primary->query_error('SELECT tandem.forget()'), qr/the guard is on.*HINT:  First set tandem.synchronous_transfer/s,
+	'... and with the guard on');
+$primary->set('tandem.synchronous_transfer' => 'none');
+like($primary->query_error('SELECT tandem.forget()'), qr/WAL is kept for nodes.*HINT:  First set tandem.failback_keep_size/s,
+	'... and while WAL is kept');
+
+# a node that was rejoined streams through a slot that would go
+$primary->query(q{SELECT pg_create_physical_replication_slot('tandem_rejoin', true)});
+$standby->set(primary_slot_name => 'tandem_rejoin');
+($code, $out, $err) = tandem('uninstall', @all, '--yes');
+is($code, 1, 'refused while a standby streams through a slot of ours');
+like($err, qr/streams through slot "tandem_rejoin".*\n.*hint: /, 'and says so');
+$standby->set(primary_slot_name => undef);
 
 # something of a user's depends on the extension
 $primary->safe_psql('second', 'CREATE VIEW mine AS SELECT * FROM tandem.slots');
