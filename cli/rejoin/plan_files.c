@@ -197,22 +197,17 @@ plan_missing_folder(Planning *p, int there, const PathInfo *info)
 
 /* ---- relations ------------------------------------------------------------------------ */
 
-/* Bytes of all forks there. */
+/* Blocks of a fork there, -1 if there is none. */
 static int64
-bytes_there(const Planning *p, RelFile rel)
+blocks_there(const Planning *p, RelFile rel, ForkNumber fork)
 {
 	int64		bytes = 0;
+	const SourceFile *file;
+	uint32		segment;
 
-	for (int fork = 0; fork <= MAX_FORKNUM; fork++)
-	{
-		const SourceFile *file;
-
-		for (uint32 segment = 0;
-			 (file = find_file(p->there, p->nthere, rel_path(rel, (ForkNumber) fork, segment))) != NULL;
-			 segment++)
-			bytes += file->size;
-	}
-	return bytes;
+	for (segment = 0; (file = find_file(p->there, p->nthere, rel_path(rel, fork, segment))) != NULL; segment++)
+		bytes += file->size;
+	return segment == 0 ? -1 : bytes / BLCKSZ;
 }
 
 static void
@@ -228,8 +223,16 @@ copy_relation(Planning *p, RelFile rel, Reason reason)
 {
 	Action	   *action = plan_add(p->plan, ACTION_COPY_RELATION, reason, NULL);
 
+	bool		unlogged = blocks_there(p, rel, INIT_FORKNUM) >= 0;
+
 	action->request.rel = rel;
-	action->bytes = bytes_there(p, rel);
+	for (int fork = 0; fork <= MAX_FORKNUM; fork++)
+	{
+		int64		blocks = unlogged && fork != INIT_FORKNUM ? -1 : blocks_there(p, rel, (ForkNumber) fork);
+
+		action->fork_blocks[fork] = blocks;
+		action->bytes += Max(blocks, 0) * BLCKSZ;
+	}
 	/* it may be a sequence, see plan_pages.c */
 	p->plan->needs_checkpoint = true;
 	p->plan->pages_to_copy += action->bytes / BLCKSZ;

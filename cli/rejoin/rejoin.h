@@ -53,7 +53,7 @@ typedef struct Target
 								 * server ran */
 	int			stale_pid;		/* of the server that crashed; 0 = ended cleanly */
 	const char *postgres;		/* path of the server's program */
-	char	   *start_options;	/* command line of the last start, or NULL */
+	char	   *start_options;	/* command line to start it with, for a shell */
 	uint32		segment_size;	/* WAL */
 	bool		checksums;
 } Target;
@@ -372,6 +372,8 @@ typedef struct Action
 	ActionKind	kind;
 	Reason		reason;
 	BlockRequest request;
+	int64		fork_blocks[MAX_FORKNUM + 1];	/* of a relation to copy; -1 = not
+											 * this fork */
 	const char *path;
 	const char *target;
 	int64		bytes;			/* to fetch; an estimate before, exact after */

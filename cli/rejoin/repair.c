@@ -158,7 +158,7 @@ work_end(void *arg, const BlockRequest *request, int64 relation_blocks)
 	end_of_request(&work->writer, request, relation_blocks);
 }
 
-/* An unlogged relation, which has an initialisation fork, is made from that. */
+/* Removes all forks that are here. */
 static void
 remove_relation(RelFile rel)
 {
@@ -173,50 +173,6 @@ remove_relation(RelFile rel)
 		}
 }
 
-typedef struct InitForks
-{
-	bool	   *unlogged;		/* by request */
-	const BlockRequest *requests;
-} InitForks;
-
-static void
-ignore_blocks(void *arg, const BlockRequest *request, BlockNumber first,
-			  const char *content, int nblocks)
-{
-}
-
-static void
-note_init_fork(void *arg, const BlockRequest *request, int64 relation_blocks)
-{
-	InitForks  *init = arg;
-
-	init->unlogged[request - init->requests] = relation_blocks >= 0;
-}
-
-/* Which of the relations to copy are unlogged? */
-static bool *
-find_unlogged(Source *source, const Plan *plan)
-{
-	BlockRequest *requests = pg_malloc0((plan->n + 1) * sizeof(BlockRequest));
-	InitForks	init = {pg_malloc0(plan->n + 1), requests};
-	BlockSink	sink = {ignore_blocks, note_init_fork, &init};
-	bool	   *by_action = pg_malloc0(plan->n + 1);
-	int			n = 0;
-
-	for (int i = 0; i < plan->n; i++)
-		if (plan->actions[i].kind == ACTION_COPY_RELATION)
-		{
-			requests[n].rel = plan->actions[i].request.rel;
-			requests[n++].fork = INIT_FORKNUM;
-		}
-	source_blocks(source, requests, n, &sink);
-	n = 0;
-	for (int i = 0; i < plan->n; i++)
-		if (plan->actions[i].kind == ACTION_COPY_RELATION)
-			by_action[i] = init.unlogged[n++];
-	return by_action;
-}
-
 static void
 copy_blocks(const Plan *plan, Source *source, RepairResult *result)
 {
@@ -224,7 +180,6 @@ copy_blocks(const Plan *plan, Source *source, RepairResult *result)
 	BlockSink	sink = {work_blocks, work_end, &work};
 	BlockRequest *requests = pg_malloc0((plan->n + 1) * (MAX_FORKNUM + 1) * sizeof(BlockRequest));
 	const Action **actions = pg_malloc0((plan->n + 1) * (MAX_FORKNUM + 1) * sizeof(Action *));
-	bool	   *unlogged = find_unlogged(source, plan);
 	int			n = 0;
 
 	for (int i = 0; i < plan->n; i++)
@@ -239,12 +194,15 @@ copy_blocks(const Plan *plan, Source *source, RepairResult *result)
 		else if (action->kind == ACTION_COPY_RELATION)
 		{
 			remove_relation(action->request.rel);
-			for (int fork = unlogged[i] ? INIT_FORKNUM : 0; fork <= MAX_FORKNUM; fork++)
+			/* blocks and forks that came since the plan was made replay makes */
+			for (int fork = 0; fork <= MAX_FORKNUM; fork++)
 			{
+				if (action->fork_blocks[fork] < 0)
+					continue;
 				actions[n] = action;
 				requests[n].rel = action->request.rel;
 				requests[n].fork = (ForkNumber) fork;
-				requests[n++].count = InvalidBlockNumber;
+				requests[n++].count = (BlockNumber) action->fork_blocks[fork];
 			}
 		}
 	}

@@ -39,6 +39,23 @@ log_tail(const char *path)
 	return last;
 }
 
+/* For the inside of single quotes of a shell. */
+static char *
+in_quotes(const char *text)
+{
+	PQExpBufferData out;
+
+	initPQExpBuffer(&out);
+	for (; *text; text++)
+	{
+		if (*text == '\'')
+			appendPQExpBufferStr(&out, "'\\''");
+		else
+			appendPQExpBufferChar(&out, *text);
+	}
+	return out.data;
+}
+
 void
 start_server(const Target *target, const Options *options)
 {
@@ -52,11 +69,8 @@ start_server(const Target *target, const Options *options)
 					  "the server's program was not found");
 	strlcpy(bin, target->postgres, sizeof(bin));
 	get_parent_directory(bin);
-	command = psprintf("\"%s/pg_ctl\" start -w -s -t %d -D \"%s\" -l \"%s\"%s%s%s >/dev/null 2>&1",
-					   bin, PATIENCE, target->dir, log,
-					   target->start_options ? " -o '" : "",
-					   target->start_options ? target->start_options : "",
-					   target->start_options ? "'" : "");
+	command = psprintf("\"%s/pg_ctl\" start -w -s -t %d -D \"%s\" -l \"%s\" -o '%s' >/dev/null 2>&1",
+					   bin, PATIENCE, target->dir, log, in_quotes(target->start_options));
 	fflush(NULL);
 	unlink(LOG_FILE);
 	if (system(command) == 0)

@@ -304,11 +304,12 @@ target_open(Target *target, const Options *options)
 					  "\"%s\" is a base backup that was never started to its end", found);
 	target->torn_pages = pages_may_be_torn(target);
 	read_options(target);
+	/* the last one wins: not where the directory was when the server last ran */
+	target->start_options = psprintf("%s \"-D\" \"%s\"",
+									 target->start_options ? target->start_options : "", target->dir);
 	if (options->config_file)
 		target->start_options = psprintf("%s \"-c\" \"config_file=%s\"",
-										 target->start_options ? target->start_options :
-											 psprintf("\"-D\" \"%s\"", target->dir),
-										 options->config_file);
+										 target->start_options, options->config_file);
 }
 
 void
@@ -332,10 +333,7 @@ target_setting(const Target *target, const char *name)
 
 	if (target->postgres == NULL)
 		return NULL;
-	command = psprintf("\"%s\" %s -C %s 2>/dev/null", target->postgres,
-					   target->start_options ? target->start_options :
-						   psprintf("\"-D\" \"%s\"", target->dir),
-					   name);
+	command = psprintf("\"%s\" %s -C %s 2>/dev/null", target->postgres, target->start_options, name);
 	fflush(NULL);
 	pipe = popen(command, "r");
 	if (pipe == NULL)
