@@ -14,6 +14,7 @@ use Test::More;
 
 my $primary = Tandem::Node->new_primary('primary', conf => q{
 autovacuum = off
+shared_buffers = 32MB
 wal_log_hints = on
 wal_sender_timeout = 0
 tandem.failback_timeout = 60s
