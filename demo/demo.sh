@@ -1,8 +1,10 @@
 #!/bin/bash
 # The two-minute story: a primary dies in the middle of pgbench traffic, its
 # standby takes over, and a built-in subscription goes on there without losing
-# or doubling a row.  Called by "make demo", which puts the servers' programs in
-# PATH and names a folder in TESTDIR; exit status 0 only if all of it is true.
+# or doubling a row.  The dead primary comes back as a standby, and takes over
+# again; the subscription goes on.  Called by "make demo", which puts the
+# servers' programs in PATH and names a folder in TESTDIR; exit status 0 only if
+# all of it is true.
 set -euo pipefail
 
 folder=${TESTDIR:?called by make demo}/demo
@@ -101,6 +103,33 @@ kill_server()			# kill_server PORT
 	kill -STOP "$postmaster"
 	# shellcheck disable=SC2046
 	kill -KILL "$postmaster" $(ps -o pid= --ppid "$postmaster")
+	# where nothing reaps the dead, a corpse would be taken for a running server
+	! kill -0 "$postmaster" 2>/dev/null ||
+		rm -f "$folder/$(name_of "$1")/postmaster.pid" "$PGHOST/.s.PGSQL.$1.lock"
+}
+
+# Runs "tandem rejoin" on a server that doesn't run, shows what it prints.
+rejoin()				# rejoin PORT SOURCE_PORT [OPTION...]
+{
+	local port=$1 source=$2
+	shift 2
+	printf '  %s%s$ tandem rejoin -D DIR --source "port=%s" %s%s\n' "$dim" "$(name_of "$port")" "$source" "$*" "$plain"
+	tandem rejoin -D "$folder/$(name_of "$port")" --source "host=$PGHOST port=$source user=postgres" "$@" |
+		sed 's/^/    /'
+}
+
+subscribe_to()			# subscribe_to PORT
+{
+	sql $subscriber "ALTER SUBSCRIPTION sub CONNECTION 'host=$PGHOST port=$1 user=postgres dbname=postgres'"
+	say "subscriber\$ ALTER SUBSCRIPTION sub CONNECTION '... port=$1 ...'"
+}
+
+# How many rows the writers get through in a moment, seen by the subscriber.
+wait_more()				# wait_more PORT ROWS
+{
+	local rows
+	rows=$(sql "$1" "SELECT count(*) FROM pgbench_history")
+	wait_until "$subscriber" "SELECT count(*) > $rows + $2 FROM pgbench_history" "new rows on the subscriber"
 }
 
 clean_up()
@@ -117,6 +146,11 @@ clean_up()
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
+since()					# since SECONDS: how long ago
+{
+	awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }'
+}
+
 checksum()				# checksum PORT TABLE: independent of the order of rows
 {
 	sql "$1" "SELECT count(*) || ' rows ' || sum(hashtextextended(t::text, 0)::numeric) FROM $2 t"
@@ -130,7 +164,10 @@ initdb -D "$folder/primary" -U postgres -A trust >/dev/null
 configure $primary <<-END
 	shared_preload_libraries = 'pg_tandem'
 	wal_level = logical
+	wal_log_hints = on
 	tandem.standby_slots = 'standby'		# logical consumers never overtake this one
+	tandem.failback_standbys = 'standby'	# pages aren't written before it has their WAL
+	tandem.synchronous_transfer = data_flush
 	wal_sender_timeout = 5s
 END
 start $primary
@@ -139,6 +176,7 @@ sql $primary "CREATE EXTENSION pg_tandem"
 pg_basebackup -p $primary -D "$folder/standby" -c fast -R -C -S standby
 configure $standby <<-END
 	tandem.standby_slots = ''				# when it is primary it has no standby yet
+	tandem.failback_standbys = ''			# likewise
 END
 start $standby
 
@@ -195,49 +233,86 @@ chapter "6. Promote it, and point the subscription at it"
 
 pg_ctl -s -w -D "$folder/standby" promote
 echo $standby > "$folder/write_to"
-survived=$(sql $standby "SELECT count(*) FROM pgbench_history")
 say "standby\$ pg_ctl promote"
-sql $subscriber "ALTER SUBSCRIPTION sub CONNECTION 'host=$PGHOST port=$standby user=postgres dbname=postgres'"
-say "subscriber\$ ALTER SUBSCRIPTION sub CONNECTION '... port=$standby ...'"
+subscribe_to $standby
 wait_until $standby "SELECT active FROM pg_replication_slots WHERE slot_name = 'sub'" "the subscription to connect"
-wait_until $subscriber "SELECT count(*) > $survived + 400 FROM pgbench_history" "new rows on the subscriber"
-say "$(awk -v a="$died" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }') s after the death, rows written to the new primary arrive on the subscriber."
-show $standby "SELECT slot_name, active, restart_lsn, confirmed_flush_lsn FROM pg_replication_slots"
+wait_more $standby 400
+say "$(since "$died") s after the death, rows written to the new primary arrive on the subscriber."
+show $standby "SELECT slot_name, active, restart_lsn, confirmed_flush_lsn FROM pg_replication_slots WHERE slot_type = 'logical'"
 
-wait_until $standby "SELECT count(*) > $survived + 3000 FROM pgbench_history" "pgbench"
+chapter "7. The dead primary comes back as a standby, while pgbench writes"
 
-chapter "7. Stop writing, let the subscriber finish, and count"
+back=$(date +%s.%N)
+rejoin $primary $standby || fail "the old primary could not be rejoined"
+say "$(since "$back") s, and no base backup."
+# it streams through the slot that was kept for it: from now on it is the one to wait for
+sql $standby "ALTER SYSTEM SET tandem.standby_slots = 'tandem_rejoin'"
+sql $standby "ALTER SYSTEM SET tandem.failback_standbys = 'tandem_rejoin'"
+sql $standby "SELECT pg_reload_conf()" >/dev/null
+wait_until $standby "SELECT state = 'armed' FROM tandem.failback" "the guard"
+wait_until $primary "SELECT ready FROM tandem.failover_ready()" "the old primary to be ready"
+printf '  %s$ tandem status%s\n' "$dim" "$plain"
+tandem status -p $standby --node="port=$primary" 2>&1 | sed 's/^/    /' || true
+wait_more $standby 1000
+
+chapter "8. Switch back: a planned change of roles"
+
+pg_ctl -s -w -D "$folder/standby" -m fast stop
+say "standby\$ pg_ctl stop -m fast"
+checkpoint=$(pg_controldata -D "$folder/standby" | sed -n 's/^Latest checkpoint location: *//p')
+[ "$(sql $primary "SELECT pg_last_wal_replay_lsn() > '$checkpoint'")" = t ] ||
+	fail "the primary lacks WAL of the one that was stopped"
+pg_ctl -s -w -D "$folder/primary" promote
+echo $primary > "$folder/write_to"
+say "primary\$ pg_ctl promote"
+subscribe_to $primary
+rejoin $standby $primary --slot=standby || fail "the standby could not be rejoined"
+wait_until $standby "SELECT ready FROM tandem.failover_ready()" "the standby to be ready again"
+wait_until $primary "SELECT state = 'armed' FROM tandem.failback" "the guard"
+wait_more $primary 1000
+say "All is as it was in the beginning, on timeline $(sql $primary 'SELECT timeline FROM tandem.rejoin_source()')."
+printf '  %s$ tandem status%s\n' "$dim" "$plain"
+tandem status -p $primary --node="port=$standby" 2>&1 | sed 's/^/    /' || true
+
+chapter "9. Stop writing, let all finish, and count"
 
 kill $load_pid
 wait $load_pid 2>/dev/null || true
 load_pid=
-wait_until $standby "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgbench')" "pgbench to end"
-lsn=$(sql $standby "SELECT pg_current_wal_lsn()")
-wait_until $standby "SELECT confirmed_flush_lsn >= '$lsn' FROM pg_replication_slots WHERE slot_name = 'sub'" "the subscriber to catch up"
+wait_until $primary "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgbench')" "pgbench to end"
+lsn=$(sql $primary "SELECT pg_current_wal_lsn()")
+wait_until $primary "SELECT confirmed_flush_lsn >= '$lsn' FROM pg_replication_slots WHERE slot_name = 'sub'" "the subscriber to catch up"
+wait_until $standby "SELECT pg_last_wal_replay_lsn() >= '$lsn'" "the standby to catch up"
 
 wrong=0
-printf '    %-18s %-42s %s\n' table 'new primary' subscriber
+printf '    %-18s %-40s %-10s %s\n' table primary standby subscriber
 for table in $tables; do
-	there=$(checksum $standby "$table")
-	here=$(checksum $subscriber "$table")
-	verdict="${green}equal${plain}"
-	[ "$there" = "$here" ] || { verdict="${red}DIFFERENT${plain}"; wrong=1; }
-	printf '    %-18s %-42s %-42s %s\n' "$table" "$there" "$here" "$verdict"
+	there=$(checksum $primary "$table")
+	verdicts=()
+	for other in $standby $subscriber; do
+		if [ "$(checksum "$other" "$table")" = "$there" ]; then
+			verdicts+=("${green}equal     ${plain}")
+		else
+			verdicts+=("${red}DIFFERENT ${plain}")
+			wrong=1
+		fi
+	done
+	printf '    %-18s %-40s %s %s\n' "$table" "$there" "${verdicts[@]}"
 done
 
 # every row has a number, so what is missing or there twice can be named
 lost=$(comm -23 \
-	<(sql $standby "SELECT id FROM pgbench_history" | sort) \
+	<(sql $primary "SELECT id FROM pgbench_history" | sort) \
 	<(sql $subscriber "SELECT id FROM pgbench_history" | sort) | wc -l)
 extra=$(comm -13 \
-	<(sql $standby "SELECT id FROM pgbench_history" | sort) \
+	<(sql $primary "SELECT id FROM pgbench_history" | sort) \
 	<(sql $subscriber "SELECT DISTINCT id FROM pgbench_history" | sort) | wc -l)
 doubled=$(sql $subscriber "SELECT count(*) - count(DISTINCT id) FROM pgbench_history")
 echo
 say "history rows lost: $lost, doubled: $doubled, known to the subscriber only: $extra"
 [ "$lost" = 0 ] && [ "$doubled" = 0 ] && [ "$extra" = 0 ] && [ $wrong = 0 ] ||
-	fail "new primary and subscriber differ"
+	fail "the three servers differ"
 
-printf '\n%sThe subscription survived its publisher.%s\n' "$green$bold" "$plain"
+printf '\n%sThe subscription survived its publisher, and the publisher came back.%s\n' "$green$bold" "$plain"
 say "What the dead primary had committed in its last moment without sending it to the standby is"
-say "gone on both sides alike: that is asynchronous physical replication, not ours to change."
+say "gone on all sides alike: that is asynchronous physical replication, not ours to change."

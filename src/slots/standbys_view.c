@@ -35,6 +35,7 @@
 #include "slots/slots.h"
 
 #define STANDBYS_COLUMNS 11
+#define HELD_PATIENCE_MS 5000
 
 PG_FUNCTION_INFO_V1(tandem_standbys_status);
 
@@ -155,8 +156,11 @@ judge(StandbyRow *row, TandemStandbyState *state, bool listed,
 		return;
 	}
 
+	/* under load something waits at any moment, for a moment */
 	held = listed ? tandem_gate_count_held(&since, &wanted) : 0;
-	if (held > 0 && state->flush < wanted)
+	if (held > 0 && state->flush < wanted &&
+		(state->pid == 0 ||
+		 TimestampDifferenceExceeds(since, GetCurrentTimestamp(), HELD_PATIENCE_MS)))
 	{
 		appendStringInfo(warning, "%s; %d logical walsender%s wait%s for standbys to flush %X/%X, since %s",
 						 state->pid != 0 ? "it has not flushed enough yet" : "it is not connected",
