@@ -310,8 +310,7 @@ extra=$(comm -13 \
 doubled=$(sql $subscriber "SELECT count(*) - count(DISTINCT id) FROM pgbench_history")
 echo
 say "history rows lost: $lost, doubled: $doubled, known to the subscriber only: $extra"
-[ "$lost" = 0 ] && [ "$doubled" = 0 ] && [ "$extra" = 0 ] && [ $wrong = 0 ] ||
-	fail "the three servers differ"
+[ "$lost-$doubled-$extra-$wrong" = 0-0-0-0 ] || fail "the three servers differ"
 
 printf '\n%sThe subscription survived its publisher, and the publisher came back.%s\n' "$green$bold" "$plain"
 say "What the dead primary had committed in its last moment without sending it to the standby is"
