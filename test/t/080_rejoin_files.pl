@@ -12,17 +12,19 @@ use Tandem::Rejoin;
 use Tandem::Test;
 use Test::More;
 
-# Three segments of pg_xact, so that there is something to truncate.
+# Transaction and multixact ids a segment or two further on, so that there is
+# something to truncate.
 sub jump_ahead
 {
 	my ($node) = @_;
 	my $data = $node->data_dir;
-	PostgreSQL::Test::Utils::system_or_bail('pg_resetwal', '-x', 2_100_000, '-D', $data);
-	for my $log ([ 'pg_xact', 2 ], [ 'pg_commit_ts', map { sprintf '%04X', $_ } 2_100_000 / (32 * 819) ])
+	my ($xid, $multi) = (2_100_000, 70_000);
+	my %entries_per_segment = (pg_xact => 32 * 32768, pg_commit_ts => 32 * 819, 'pg_multixact/offsets' => 32 * 2048);
+	PostgreSQL::Test::Utils::system_or_bail('pg_resetwal', '-x', $xid, '-m', "$multi,$multi", '-D', $data);
+	for my $log (keys %entries_per_segment)
 	{
-		my ($dir, $segment) = @{$log};
-		$segment = sprintf '%04X', $segment if $segment =~ /^\d$/;
-		PostgreSQL::Test::Utils::append_to_file("$data/$dir/$segment", "\0" x (32 * 8192));
+		my $id = $log =~ /multi/ ? $multi : $xid;
+		append_to_file(sprintf('%s/%s/%04X', $data, $log, $id / $entries_per_segment{$log}), "\0" x (32 * 8192));
 	}
 	return;
 }
@@ -158,12 +160,25 @@ sub freeze_all
 	return;
 }
 $pair->story('transaction logs truncated after the fork',
-	before => [ 'CREATE TABLE old_rows AS SELECT generate_series(1, 300) AS id' ],
+	before => sub {
+		my $node = $pair->primary;
+		$node->query('CREATE TABLE old_rows AS SELECT generate_series(1, 300) AS id');
+		# a multixact, so that there is a reason to truncate those too
+		my $session = $node->background_psql('postgres');
+		$session->query_safe('BEGIN');
+		$session->query_safe('SELECT count(*) FROM (SELECT 1 FROM old_rows WHERE id < 5 FOR KEY SHARE) l');
+		$node->query('SELECT count(*) FROM (SELECT 1 FROM old_rows WHERE id < 5 FOR SHARE) l');
+		$session->query_safe('COMMIT');
+		$session->quit;
+	},
 	lost => sub { freeze_all($pair->primary) },
 	gained => [ 'DELETE FROM old_rows WHERE id > 200' ],
 	damaged => sub {
-		my ($old, $new) = map { Tandem::Rejoin::log_pages($_, 'pg_xact') } $pair->old_primary, $pair->new_primary;
-		ok(!exists $old->{'0000'} && exists $new->{'0000'}, 'a segment of pg_xact is gone');
+		for my $log (qw(pg_xact pg_multixact/offsets))
+		{
+			my ($old, $new) = map { Tandem::Rejoin::log_pages($_, $log) } $pair->old_primary, $pair->new_primary;
+			ok(!exists $old->{'0000'} && exists $new->{'0000'}, "a segment of $log is gone");
+		}
 	},
 	repaired => sub {
 		is($pair->standby->query('SELECT count(*) FROM old_rows'), 200, 'rows can be judged');
@@ -172,7 +187,8 @@ $pair->story('transaction logs truncated on the new primary',
 	gained => sub { freeze_all($pair->new_primary) },
 	lost => [ 'DELETE FROM old_rows' ],
 	repaired => sub {
-		ok(!-e $pair->standby->data_dir . '/pg_xact/0000', 'the segment is gone here too');
+		ok(!-e $pair->standby->data_dir . "/$_/0000", "a segment of $_ is gone here too")
+		  for qw(pg_xact pg_multixact/offsets);
 	});
 
 # ---- unlogged relations ----------------------------------------------------------------
