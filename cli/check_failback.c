@@ -201,6 +201,24 @@ check_old_primary(Diagnosis *d, Node *unused)
 	}
 }
 
+/* WAL that waits for a node which may never come. */
+static void
+check_rejoin_waits(Diagnosis *d, Node *node)
+{
+	int			row = find_row(node->slots, "slot_name", REJOIN_SLOT);
+	uint64		from = field_lsn(node->slots, row, "restart_lsn");
+
+	if (row < 0 || from == 0 || !node_slot_only_keeps_wal(node, row))
+		return;
+	finding_add(d, NOTE, node, "rejoin_waits",
+				screen_printf("Slot \"%s\" keeps %s of WAL for the node that this one has replaced.", REJOIN_SLOT,
+							  text_bytes(node->lsn > from ? (int64) (node->lsn - from) : 0)),
+				"It does so up to tandem.failback_keep_size, then the slot is dropped.")
+		->hint = "Rejoin that node; if it is back already by another slot, or gone for good:";
+	finding_fix_sql(d->last, node, NULL,
+					"SELECT pg_catalog.pg_drop_replication_slot('" REJOIN_SLOT "');");
+}
+
 /* ---- the guard ------------------------------------------------------------------- */
 
 static void
@@ -336,6 +354,7 @@ const Check failback_checks[] = {
 	{AT_STANDBY, check_rejoin_slot},
 	{AT_STANDBY, check_rejoin_grant},
 	{AT_EVERY, check_restore_off},
+	{AT_PRIMARY, check_rejoin_waits},
 	{AT_EVERY | AT_RUNTIME, check_failback_worker},
 	{AT_EVERY | AT_RUNTIME, check_wal_problem},
 	{AT_PRIMARY | AT_RUNTIME, check_guard},

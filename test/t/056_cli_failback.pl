@@ -205,6 +205,8 @@ is(node_of($object, $standby)->{timeline}, 2, 'status has both timelines');
 is(node_of($object, $primary)->{timeline}, 1, '... of both');
 is($exit, 1, '... and needs attention');
 
+ok(finding('rejoin_waits', $standby), 'rejoin_waits: the new one keeps WAL for it');
+
 # by the line that was shown
 $primary->stop('immediate');
 my ($rejoin) = $found->{hint} =~ /tandem (rejoin .*)$/;
@@ -213,6 +215,7 @@ $standby->append_conf('pg_hba.conf', 'local all all trust');
 is($code, 0, "it works: $rejoin") or diag $out . $err;
 $primary->_update_pid(1);
 poll_for(sub { !finding('old_primary') }, 'old_primary to go away');
+is(finding('rejoin_waits', $standby), undef, 'rejoin_waits: gone');
 ($exit, $object) = tandem_json('status', at($standby), also($primary));
 is(node_of($object, $primary)->{role}, 'standby', 'the old primary is a standby');
 is(node_of($object, $primary)->{timeline}, 2, '... on the new timeline');
