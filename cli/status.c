@@ -172,9 +172,8 @@ print_guard(const Topology *t, PQExpBuffer out)
 									(int64) strtoll(field(f, 0, "commit_waits"), NULL, 10)),
 				  field(f, 0, "degradations"),
 				  kept ? text_bytes(strtoll(kept, NULL, 10)) : NULL);
-		table_colour(table, 1, strcmp(state, "armed") == 0 ? COLOUR_GOOD :
-						 strcmp(state, "off") == 0         ? COLOUR_NONE :
-															 COLOUR_WARN);
+		if (strcmp(state, "off") != 0)
+			table_colour(table, 1, strcmp(state, "armed") == 0 ? COLOUR_GOOD : COLOUR_WARN);
 	}
 	if (rows == 0)
 		return;

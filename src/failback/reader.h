@@ -24,7 +24,7 @@ typedef struct TandemFork
 
 extern int64 tandem_fork_length(const TandemFork *fork);
 extern int	tandem_read_blocks(const TandemFork *fork, BlockNumber first,
-							   int count, char *pages);
+							  int count, char *pages);
 
 /* Raises an error unless the caller may read blocks and files. */
 extern void tandem_require_reader(bool in_recovery_too);

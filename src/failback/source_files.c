@@ -69,6 +69,7 @@ history_text(TimeLineID timeline)
 {
 	char		path[MAXPGPATH];
 	text	   *result = palloc(VARHDRSZ + MAX_HISTORY);
+	char	   *content = VARDATA(result);
 	int			fd;
 	int			n;
 	int			i;
@@ -82,7 +83,7 @@ history_text(TimeLineID timeline)
 				(errcode_for_file_access(),
 				 errmsg("could not open file \"%s\": %m", path),
 				 errhint("Restore the timeline history file from the WAL archive into pg_wal.")));
-	n = read(fd, VARDATA(result), MAX_HISTORY);
+	n = read(fd, content, MAX_HISTORY);
 	if (n < 0)
 		ereport(ERROR,
 				(errcode_for_file_access(),
@@ -90,8 +91,8 @@ history_text(TimeLineID timeline)
 	CloseTransientFile(fd);
 	for (i = 0; i < n; i++)
 	{
-		if (VARDATA(result)[i] == '\0' || IS_HIGHBIT_SET(VARDATA(result)[i]))
-			VARDATA(result)[i] = '?';
+		if (content[i] == '\0' || IS_HIGHBIT_SET(content[i]))
+			content[i] = '?';
 	}
 	SET_VARSIZE(result, VARHDRSZ + n);
 	return result;

@@ -114,7 +114,7 @@ collect_rows(void)
 		SpinLockRelease(&rejoin->mutex);
 		if (active)
 			(void) row_of(&rows, TANDEM_REJOIN_SLOT);
-		foreach(lc, rows)
+		foreach (lc, rows)
 		{
 			StandbyRow *row = lfirst(lc);
 
