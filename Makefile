@@ -2,9 +2,10 @@
 #
 #   make              build                make install      install into the server
 #   make check        test                 make demo         a failover in two minutes
-#   make bench-slots  measure              make lint, format, clean
+#   make bench-slots, bench-failback: measure
+#   make lint, format, clean
 #
-# check, demo and bench-slots need no "make install" and change nothing that is
+# check, demo and the benchmarks need no "make install" and change nothing that is
 # installed: they run servers from a private copy of the installation in a
 # temporary folder, as user postgres when make runs as root.  As root they also
 # install the Debian packages that are missing; otherwise they name them.
@@ -23,7 +24,7 @@ export PG_CONFIG PROVE_TESTS PROVE_FLAGS CASSERT SANITIZE WERROR SIZE
 
 BUILD = $(MAKE) --no-print-directory -f build-aux/pgxs.mk
 
-.PHONY: all install uninstall installcheck clean check demo bench-slots lint format
+.PHONY: all install uninstall installcheck clean check demo bench-slots bench-failback lint format
 all install uninstall installcheck:
 	@build-aux/packages require build
 	@$(BUILD) $@
@@ -36,9 +37,9 @@ demo:
 	@build-aux/packages install build
 	@build-aux/with-server demo/demo.sh
 
-bench-slots:
+bench-slots bench-failback:
 	@build-aux/packages install build test bench
-	@build-aux/with-server bench/slots.pl
+	@build-aux/with-server bench/$(@:bench-%=%).pl
 
 lint:
 	@build-aux/packages install build test lint

@@ -17,8 +17,11 @@
 use strict;
 use warnings;
 
-use JSON::PP;
-use POSIX ();
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Bench;
+use File::Basename ();
 use Tandem::Test;
 use Test::More;
 use Time::HiRes qw(time);
@@ -223,13 +226,6 @@ sub record
 	return;
 }
 
-sub middle
-{
-	my @sorted = sort { $a <=> $b } @_;
-	my $n = @sorted;
-	return $n % 2 ? $sorted[ $n / 2 ] : ($sorted[ $n / 2 - 1 ] + $sorted[ $n / 2 ]) / 2;
-}
-
 # Runs both ways, in the order of the repeat's number, after what prepare does.
 sub alternate
 {
@@ -386,38 +382,6 @@ sub rows_lost
 
 # ---- Telling ------------------------------------------------------------------
 
-sub machine
-{
-	my ($cores) = (POSIX::sysconf(84));
-	my ($memory) = slurp_file('/proc/meminfo') =~ /MemTotal:\s+(\d+)/;
-	my ($model) = slurp_file('/proc/cpuinfo') =~ /model name\s*:\s*(.*)/;
-	my $version = `pg_config --version`;
-	chomp $version;
-	return {
-		cores => $cores + 0, memory_mb => int($memory / 1024), cpu => $model // 'unknown',
-		kernel => (POSIX::uname())[2], server => $version, fsync => 'on',
-		fsync_ms => fsync_ms() };
-}
-
-# What one durable write costs here, as the slots' files are written.
-sub fsync_ms
-{
-	my $path = "$ENV{TESTDIR}/fsync_probe";
-	my @ms;
-	for (1 .. 50)
-	{
-		my $start = time;
-		open my $file, '>', $path or die "$path: $!";
-		syswrite $file, 'x' x 200;
-		require IO::Handle;
-		$file->sync;
-		close $file;
-		push @ms, 1000 * (time - $start);
-	}
-	unlink $path;
-	return middle(@ms);
-}
-
 sub draw
 {
 	my ($name) = @_;
@@ -454,8 +418,7 @@ END
 }
 
 my $machine = machine();
-print $screen "$machine->{server}, $machine->{cores} cores ($machine->{cpu}), $machine->{memory_mb} MB,"
-  . sprintf(" fsync on (%.2f ms)", $machine->{fsync_ms}) . ", SIZE=$size, $repeats repeats\n\n";
+print $screen machine_line($machine) . ", SIZE=$size, $repeats repeats\n\n";
 print $screen sprintf "%-6s %-24s %-24s %-26s %8s %7s %9s %5s\n", 'slots', 'case',
   'ours ms (min-max)', 'advance ms (min-max)', 'ratio', 'CPU ms', 'bytes', 'ready';
 for my $setup ([ '1x100', 1 ], [ '20x5', 20 ])
@@ -467,16 +430,11 @@ for my $setup ([ '1x100', 1 ], [ '20x5', 20 ])
 my %lost = map { $_ => rows_lost($_) } qw(ours advance);
 print $screen "\noverlapping transactions, committed rows lost of 12: ours $lost{ours}, advance $lost{advance}\n";
 
-my $folder = ($ENV{TANDEM_OUTPUT} // $ENV{TESTDIR}) . '/bench/results';
-File::Path::mkpath($folder);
-my ($major) = $machine->{server} =~ /(\d+)/;
-my $name = "$folder/slots-$major-$size";
-open my $json, '>', "$name.json" or die "$name.json: $!";
-print $json JSON::PP->new->pretty->canonical->encode(
+my $name = results_name('slots', $machine, $size);
+write_results($name,
 	{ machine => $machine, size => $size, repeats => $repeats, results => \@results, rows_lost => \%lost });
-close $json;
 draw("$name.svg");
-print $screen "\nwritten: bench/results/slots-$major-$size.json, .svg\n";
+print $screen "\nwritten: bench/results/" . File::Basename::basename($name) . ".json, .svg\n";
 
 # A bench has no timed assertion, but losing rows is a failure.
 is($lost{ours}, 0, 'no row lost');
