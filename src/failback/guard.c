@@ -15,16 +15,20 @@
  *
  *	 OFF ------- mode and standbys set, pages can be guarded ---> ARMING,
  *				 in recovery ---------------------------------------> STARTING
- *	 STARTING -- recovery is over, a standby was there before --> ARMED
+ *	 STARTING -- recovery is over, a standby was there before --> SETTLING
  *	 STARTING -- recovery is over, none was --------------------> ARMING
- *	 ARMING ---- the standbys are connected and keep up --------> ARMED
- *	 ARMED ----- somebody has waited failback_timeout,
+ *	 ARMING ---- the standbys are connected and keep up --------> SETTLING
+ *	 SETTLING -- they have all that was flushed when it began --> ARMED
+ *	 SETTLING, ARMED
+ *			  -- somebody has waited failback_timeout,
  *				 or the list can't confirm anything any more ---> DEGRADED
- *	 ARMED ----- another list that has confirmed less ----------> ARMING
- *	 DEGRADED -- the standbys keep up, back-off is over --------> ARMED
+ *			  -- another list that has confirmed less ----------> ARMING
+ *	 DEGRADED -- the standbys keep up, back-off is over --------> SETTLING
  *	 any ------- mode none, or no standbys ---------------------> OFF
  *
- * Only ARMED makes anybody wait.  ARMING exists so that the base backup of
+ * SETTLING and ARMED make others wait.  In SETTLING the disk still has pages
+ * from before; it ends when the standbys have what those can have, and only
+ * then does the view say "armed".  ARMING exists so that the base backup of
  * the first standby isn't held up by the lack of it.  After a restart a
  * standby that has confirmed a checkpoint before (then the slot
  * tandem_failback exists, see retention.c) is waited for from the first
@@ -101,6 +105,7 @@ tandem_guard_state_name(TandemGuardState state)
 			return "off";
 		case TANDEM_GUARD_STARTING:
 		case TANDEM_GUARD_ARMING:
+		case TANDEM_GUARD_SETTLING:
 			return "arming";
 		case TANDEM_GUARD_ARMED:
 			return "armed";
@@ -111,6 +116,14 @@ tandem_guard_state_name(TandemGuardState state)
 }
 
 /* ---- states; the caller holds the lock exclusively ------------------------------------ */
+
+/* Does anybody wait in this state? */
+static bool
+guards(void)
+{
+	return tandem_guard->state == TANDEM_GUARD_SETTLING ||
+		tandem_guard->state == TANDEM_GUARD_ARMED;
+}
 
 /* The list that counts, or NULL. */
 static const TandemStandbyList *
@@ -134,7 +147,7 @@ publish(void)
 		/* while starting everybody comes and asks */
 		if (tandem_guard->mode & bits[kind])
 		{
-			if (tandem_guard->state == TANDEM_GUARD_ARMED)
+			if (guards())
 				passes = tandem_guard->confirmed;
 			else if (tandem_guard->state == TANDEM_GUARD_STARTING)
 				passes = 0;
@@ -162,13 +175,27 @@ set_state(TandemGuardState state, TimestampTz now)
 	if (state != TANDEM_GUARD_DEGRADED)
 		tandem_guard->reason[0] = '\0';
 	tandem_guard->probe_lsn = InvalidXLogRecPtr;
-	tandem_guard->unlogged = state != TANDEM_GUARD_STARTING &&
+	tandem_guard->unlogged = state != TANDEM_GUARD_STARTING && state != TANDEM_GUARD_SETTLING &&
 		!(state == TANDEM_GUARD_OFF && tandem_guard->state == TANDEM_GUARD_STARTING);
 	tandem_guard->state = state;
 	tandem_guard->since = now;
 }
 
-/* ARMED -> DEGRADED, because somebody has waited for this too long. */
+/*
+ * STARTING, ARMING, DEGRADED -> SETTLING.  Whoever has not seen yet that pages
+ * wait now has flushed what he writes, so it is below the flush position that
+ * is read afterwards.
+ */
+static void
+settle(TimestampTz now)
+{
+	set_state(TANDEM_GUARD_SETTLING, now);
+	publish();
+	pg_memory_barrier();
+	tandem_guard->settle_lsn = GetFlushRecPtr(NULL);
+}
+
+/* SETTLING, ARMED -> DEGRADED, because somebody has waited for this too long. */
 static void
 degrade(XLogRecPtr lsn, TimestampTz now)
 {
@@ -199,7 +226,7 @@ degrade(XLogRecPtr lsn, TimestampTz now)
 				 LSN_FORMAT_ARGS(lsn), timeout);
 }
 
-/* ARMED -> DEGRADED, because no position will ever come from this list. */
+/* SETTLING, ARMED -> DEGRADED, because no position will ever come from this list. */
 static void
 degrade_hopeless(TimestampTz now)
 {
@@ -256,20 +283,27 @@ look(TimestampTz now)
 			LWLockAcquire(ReplicationSlotControlLock, LW_SHARED);
 			rearm = SearchNamedReplicationSlot(TANDEM_FAILBACK_SLOT, false) != NULL;
 			LWLockRelease(ReplicationSlotControlLock);
-			set_state(rearm ? TANDEM_GUARD_ARMED : TANDEM_GUARD_ARMING, now);
+			if (rearm)
+				settle(now);
+			else
+				set_state(TANDEM_GUARD_ARMING, now);
 			break;
 
 		case TANDEM_GUARD_ARMING:
 		case TANDEM_GUARD_DEGRADED:
 			if (now >= tandem_guard->not_before && keep_up(now))
-				set_state(TANDEM_GUARD_ARMED, now);
+				settle(now);
 			break;
 
+		case TANDEM_GUARD_SETTLING:
 		case TANDEM_GUARD_ARMED:
 			if (XLogRecPtrIsInvalid(tandem_guard->confirmed))
 				degrade_hopeless(now);
 			break;
 	}
+	if (tandem_guard->state == TANDEM_GUARD_SETTLING &&
+		tandem_guard->confirmed >= tandem_guard->settle_lsn)
+		set_state(TANDEM_GUARD_ARMED, now);
 	publish();
 }
 
@@ -301,7 +335,7 @@ timed_out(XLogRecPtr lsn)
 
 	LWLockAcquire(tandem_guard->lock, LW_EXCLUSIVE);
 	look(now);
-	if (tandem_guard->state == TANDEM_GUARD_ARMED && tandem_guard->confirmed < lsn)
+	if (guards() && tandem_guard->confirmed < lsn)
 	{
 		degrade(lsn, now);
 		publish();
@@ -337,6 +371,7 @@ tandem_guard_log(void)
 	switch (state)
 	{
 		case TANDEM_GUARD_STARTING:
+		case TANDEM_GUARD_SETTLING:
 			break;
 		case TANDEM_GUARD_OFF:
 			ereport(LOG_SERVER_ONLY,
@@ -403,7 +438,7 @@ tandem_guard_configure(void)
 		set_state(TANDEM_GUARD_OFF, now);
 	else if (tandem_guard->state == TANDEM_GUARD_OFF)
 		set_state(RecoveryInProgress() ? TANDEM_GUARD_STARTING : TANDEM_GUARD_ARMING, now);
-	else if (tandem_guard->state == TANDEM_GUARD_ARMED && other_list)
+	else if (guards() && other_list)
 	{
 		confirmed = tandem_guard->confirmed;
 		if (tandem_confirmed_lsn(list) < confirmed)
@@ -488,7 +523,7 @@ tandem_guard_wait(XLogRecPtr lsn, TandemGuardWait kind, bool (*stop) (void))
 	if (lsn <= pg_atomic_read_u64(passes) || !tandem_guard_may_wait())
 		return;
 
-	/* the first to come after recovery decides what to do */
+	/* the first one after recovery decides what to do */
 	if (tandem_guard->state == TANDEM_GUARD_STARTING)
 	{
 		tandem_guard_look();
@@ -579,7 +614,8 @@ tandem_guard_page(TandemPage page)
 	XLogRecPtr	lsn;
 
 	if (tandem_guard == NULL ||
-		pg_atomic_read_u64(&tandem_guard->passes[TANDEM_WAIT_DATA]) == PG_UINT64_MAX)
+		pg_atomic_read_u64(&tandem_guard->passes[TANDEM_WAIT_DATA]) == PG_UINT64_MAX ||
+		RecoveryInProgress())
 		return page;
 
 	if (wal_log_hints && !DataChecksumsEnabled())

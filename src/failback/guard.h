@@ -23,6 +23,7 @@ typedef enum TandemGuardState
 	TANDEM_GUARD_OFF,
 	TANDEM_GUARD_STARTING,		/* not decided yet since server start */
 	TANDEM_GUARD_ARMING,
+	TANDEM_GUARD_SETTLING,		/* waits, but what was written before is unconfirmed */
 	TANDEM_GUARD_ARMED,
 	TANDEM_GUARD_DEGRADED
 } TandemGuardState;
@@ -70,6 +71,8 @@ typedef struct TandemGuardShared
 	char		reason[TANDEM_GUARD_TEXT];	/* of degradation */
 	XLogRecPtr	confirmed;		/* position of the list when last looked at */
 	bool		unlogged;		/* a change of state has no log line yet */
+
+	XLogRecPtr	settle_lsn;		/* of what was on disk when waiting began */
 
 	/* re-arming, see guard.c */
 	XLogRecPtr	probe_lsn;		/* invalid = no probe under way */

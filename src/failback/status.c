@@ -166,6 +166,7 @@ explain_state(const GuardCopy *guard, StringInfo reason, StringInfo hint)
 
 		case TANDEM_GUARD_STARTING:
 		case TANDEM_GUARD_ARMING:
+		case TANDEM_GUARD_SETTLING:
 			explain_standbys(guard->list, reason, hint);
 			if (reason->len == 0)
 				appendStringInfoString(reason, "the standbys have not caught up yet");

@@ -141,7 +141,7 @@ tandem_failback_worker_main(Datum main_arg)
 
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 !RecoveryInProgress() &&
-						 (state == TANDEM_GUARD_ARMING || state == TANDEM_GUARD_DEGRADED) ?
+						 state != TANDEM_GUARD_OFF && state != TANDEM_GUARD_ARMED ?
 						 TURN_ARMING_MS : TURN_MS,
 						 PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);
