@@ -21,6 +21,8 @@ typedef struct TandemRetention
 	bool		exists;			/* the slot */
 	XLogRecPtr	restart_lsn;	/* from here on WAL is kept; invalid = nothing is */
 	bool		active;			/* somebody streams from it */
+	bool		in_use;			/* TANDEM_REJOIN_SLOT on a primary: a node has streamed
+								 * from it, so it is that node's and not ours */
 } TandemRetention;
 
 /* State of one of the slots TANDEM_FAILBACK_SLOT and TANDEM_REJOIN_SLOT. */

@@ -29,8 +29,13 @@
  *	 none ------ recovery ---------------------------> following
  *	 following - promotion --------------------------> standing
  *	 standing -- recovery (rejoined elsewhere) ------> following
- *	 any ------- more than tandem.failback_keep_size,
- *				 and nobody streams from it ---------> none (on a primary)
+ *	 standing -- more than tandem.failback_keep_size -> none
+ *	 standing -- a node streams from it -------------> in use
+ *	 in use ---- recovery (rejoined elsewhere) ------> following
+ *
+ * "tandem rejoin" lets the old primary stream from it.  Then it is an ordinary
+ * standby's slot, which we don't touch any more; that is seen from its
+ * position, which is beyond the beginning of this timeline.
  *
  * tandem.failback_keep_size = 0 means neither.
  *
@@ -41,6 +46,7 @@
  */
 #include "postgres.h"
 
+#include "access/timeline.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogrecovery.h"
@@ -72,6 +78,25 @@ static int	ncandidates = 0;
 /* the redo of the last checkpoint that was made a candidate */
 static XLogRecPtr newest_redo = InvalidXLogRecPtr;
 
+/* Where the timeline of this primary begins. */
+static XLogRecPtr
+timeline_start(void)
+{
+	static TimeLineID last_tli = 0;
+	static XLogRecPtr start = InvalidXLogRecPtr;
+	TimeLineID	tli = GetWALInsertionTimeLine();
+
+	if (tli != last_tli)
+	{
+		List	   *history = readTimeLineHistory(tli);
+
+		start = ((TimeLineHistoryEntry *) linitial(history))->begin;
+		last_tli = tli;
+		list_free_deep(history);
+	}
+	return start;
+}
+
 void
 tandem_retention_state(const char *name, TandemRetention *state)
 {
@@ -90,6 +115,9 @@ tandem_retention_state(const char *name, TandemRetention *state)
 		SpinLockRelease(&slot->mutex);
 	}
 	LWLockRelease(ReplicationSlotControlLock);
+
+	if (state->exists && strcmp(name, TANDEM_REJOIN_SLOT) == 0 && !RecoveryInProgress())
+		state->in_use = state->active || state->restart_lsn > timeline_start();
 }
 
 /* ---- moving slots ------------------------------------------------------------------- */
@@ -226,13 +254,9 @@ run_primary(void)
 
 	/* left from when this server was a standby */
 	tandem_retention_state(TANDEM_REJOIN_SLOT, &rejoin);
-	if (rejoin.exists && !rejoin.active)
-	{
-		if (XLogRecPtrIsInvalid(rejoin.restart_lsn))
-			drop_slot(TANDEM_REJOIN_SLOT, "the WAL that it kept has been removed");
-		else if (over_limit(rejoin.restart_lsn))
-			drop_slot(TANDEM_REJOIN_SLOT, "it kept more WAL than tandem.failback_keep_size");
-	}
+	if (rejoin.exists && !rejoin.in_use &&
+		!XLogRecPtrIsInvalid(rejoin.restart_lsn) && over_limit(rejoin.restart_lsn))
+		drop_slot(TANDEM_REJOIN_SLOT, "it kept more WAL than tandem.failback_keep_size");
 
 	tandem_retention_state(TANDEM_FAILBACK_SLOT, &failback);
 	if (list == NULL || tandem_failback_keep_size == 0)

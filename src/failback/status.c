@@ -262,7 +262,7 @@ tandem_failback_status(PG_FUNCTION_ARGS)
 	for (int i = 0; i < 2; i++)
 	{
 		tandem_retention_state(slot_names[i], &slots[i]);
-		if (!XLogRecPtrIsInvalid(slots[i].restart_lsn) &&
+		if (!XLogRecPtrIsInvalid(slots[i].restart_lsn) && !slots[i].in_use &&
 			(oldest < 0 || slots[i].restart_lsn < slots[oldest].restart_lsn))
 			oldest = i;
 	}

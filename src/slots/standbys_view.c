@@ -7,8 +7,9 @@
  * physical slot has.  What the primary holds for a standby (a slot named
  * tandem_hold_<name of the standby's slot>) is shown in the standby's row; a
  * hold whose standby has no slot gets a row of its own, named like the
- * standby.  Slots of our own that no standby uses are left out.  Read-only; the rows are read one after the other, so they may
- * differ by moments.
+ * standby.  Slots of our own that no standby uses are left out; after a
+ * promotion tandem_rejoin is the old primary's.  Read-only; the rows are read
+ * one after the other, so they may differ by moments.
  *
  * src/slots/standbys_view.c
  *-------------------------------------------------------------------------
@@ -74,7 +75,6 @@ collect_rows(void)
 	int			prefix = strlen(TANDEM_HOLD_PREFIX);
 	ReplicationSlot *rejoin = NULL;
 	List	   *rows = NIL;
-	ListCell   *lc;
 
 	LWLockAcquire(ReplicationSlotControlLock, LW_SHARED);
 	for (int i = 0; i < max_replication_slots; i++)
@@ -106,13 +106,15 @@ collect_rows(void)
 	}
 	if (rejoin != NULL)
 	{
-		bool		active;
-
 		/* it is a standby's when a node that was rejoined uses it */
+		bool		used = tandem_standby_list_has(list, TANDEM_REJOIN_SLOT) ||
+			tandem_standby_list_has(tandem_failback_standbys_list, TANDEM_REJOIN_SLOT);
+		ListCell   *lc;
+
 		SpinLockAcquire(&rejoin->mutex);
-		active = rejoin->active_pid != 0;
+		used |= rejoin->active_pid != 0;
 		SpinLockRelease(&rejoin->mutex);
-		if (active)
+		if (used)
 			(void) row_of(&rows, TANDEM_REJOIN_SLOT);
 		foreach (lc, rows)
 		{

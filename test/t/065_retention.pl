@@ -113,7 +113,8 @@ $primary->query('CHECKPOINT');
 resume_all();
 $primary->wait_replayed($standby);
 poll_for(sub { kept($primary, q{coalesce(wal_problem, '-')}) eq '-' }, 'the problem to go away');
-is(restart_lsn($primary, 'tandem_failback'), last_redo($primary), 'a standby that has caught up has confirmed the last one');
+poll_for(sub { restart_lsn($primary, 'tandem_failback') eq last_redo($primary) }, 'the slot to follow');
+ok(1, 'a standby that has caught up has confirmed the last one');
 
 # released when nobody is listed
 $primary->set('tandem.failback_standbys' => '');
@@ -172,6 +173,18 @@ poll_for(sub { restart_lsn($next, 'tandem_rejoin') eq '' }, 'the slot to go when
 $next->wait_log(qr/dropped replication slot "tandem_rejoin" because it kept more WAL than tandem.failback_keep_size/, $mark);
 $next->query('CHECKPOINT');
 ok(!has_wal($next, $fork, 2), 'and the WAL with it');
+
+# a node that streams from it makes it an ordinary slot, which we leave alone
+$next->query(q{SELECT pg_create_physical_replication_slot('tandem_rejoin', true)});
+$next->set('tandem.failback_standbys' => 'tandem_rejoin');
+is($next->query(q{SELECT slot_name || ' ' || slot_exists || ' ' || in_guard FROM tandem.standbys}), 'tandem_rejoin true true',
+	'the slot that a rejoined node uses is a standby\'s');
+write_wal($next, 80);
+$next->restart;
+poll_for(sub { kept($next, 'worker_pid IS NOT NULL') eq 't' }, 'the worker');
+write_wal($next, 2);
+isnt(restart_lsn($next, 'tandem_rejoin'), '', 'it is not dropped');
+is(kept($next, q{coalesce(wal_kept_by, '-')}), '-', 'and not taken for one of ours');
 
 $next->stop;
 done_testing();
