@@ -412,7 +412,8 @@ const Command uninstall_command = {
 	.synopsis = "[--dry-run] [--yes]",
 	.summary = "remove everything of pg_tandem from all nodes",
 	.help = "Drops the slots that standbys keep for the primary, the holds on the primary, the slots that keep\n"
-			"WAL for nodes to be rejoined, the extension in every database, and what ALTER SYSTEM has set;\n"
-			"switches the guard off; names the lines of other files that remain to be changed.  Your own slots, physical and logical, stay.  Name every standby with --node; connect\n"
-			"as a superuser.  Asks first unless --yes is given.\n",
+			"WAL for nodes to be rejoined, the extension in every database, and what ALTER SYSTEM has set.\n"
+			"Switches the guard off.  Names the lines of other files that remain to be changed.  Your own\n"
+			"slots, physical and logical, stay.  Name every standby with --node; connect as a superuser.  Asks\n"
+			"first unless --yes is given.\n",
 	.run = run_uninstall};

@@ -239,6 +239,15 @@ like($primary->query_error(qq{SELECT count(*) FROM tandem.source_blocks($seven)}
 my $six = request('big', 0, 6, 1);
 is($primary->query(qq{SELECT count(*) FROM tandem.source_blocks($six)}), '2', 'its neighbour is given');
 
+# A buffer that could not be read stays mapped, without being valid.
+like($primary->query_error('SELECT count(*) FROM big'), qr/invalid page in block 5/, 'a query can not read it either');
+like($primary->query_error(qq{SET statement_timeout = '30s'; SELECT count(*) FROM tandem.source_blocks($big)}),
+	qr/invalid page in block 5 of/, '... which leaves a buffer that is not waited for');
+overwrite($path, 5 * $block, $good);
+my $five = request('big', 0, 5, 1);
+is($primary->query(qq{SELECT md5(content) FROM tandem.source_blocks($five) WHERE content IS NOT NULL}),
+	$primary->query(q{SELECT md5('\x} . unpack('H*', $good) . q{'::bytea)}), '... nor believed');
+
 # Two segments: the first one is a hole.
 my $segment = $primary->query('SELECT relation_segment_blocks FROM tandem.rejoin_source()');
 SKIP:
