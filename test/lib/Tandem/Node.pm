@@ -211,9 +211,10 @@ sub kill9_all
 	my $postmaster = $self->postmaster_pid;
 
 	print '### Killing node "' . $self->name . "\" and all its processes\n";
-	# stopped, it can neither notice its children's death nor have new ones
+	# stopped, it can neither notice its children's death nor have new ones; they
+	# go first, for a backend that sees the postmaster die rolls back in good order
 	stall($postmaster);
-	my @pids = ($postmaster, child_pids($postmaster));
+	my @pids = (child_pids($postmaster), $postmaster);
 	kill 'KILL', @pids;
 	poll_for(sub { !grep { process_alive($_) } @pids },
 		'all processes of "' . $self->name . '" to end');
