@@ -283,6 +283,10 @@ run_primary(void)
 			last = i;
 	}
 
+	/* a slot that nobody has used yet claims more than a standby has said */
+	if (!failback.exists && tandem_reachable_lsn(list) != PG_UINT64_MAX)
+		return;
+
 	if (last >= 0)
 	{
 		XLogRecPtr	redo = candidates[last].redo;
