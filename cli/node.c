@@ -535,8 +535,8 @@ read_server(Node *node)
 }
 
 /*
- * tandem_failback always; tandem_rejoin until a node that was rejoined streams
- * through it.
+ * tandem_failback always; tandem_rejoin until a node that was rejoined has
+ * streamed through it, and tandem.standbys lists it.
  */
 bool
 node_slot_only_keeps_wal(const Node *node, int slot_row)
@@ -547,7 +547,7 @@ node_slot_only_keeps_wal(const Node *node, int slot_row)
 		return false;
 	return strcmp(name, FAILBACK_SLOT) == 0 ||
 		(strcmp(name, REJOIN_SLOT) == 0 && !field_is_true(node->slots, slot_row, "active") &&
-		 find_row(node->slots, "slot_name", "tandem_hold_" REJOIN_SLOT) < 0);
+		 !field_is_true(node->standbys, find_row(node->standbys, "slot_name", REJOIN_SLOT), "slot_exists"));
 }
 
 const char *

@@ -106,9 +106,6 @@ check_topology(const Topology *t)
 		refuse(t->nprimaries == 0 ? "none of the nodes is a primary" : "more than one node is a primary",
 			   "Name the nodes of one topology with -h and --node.");
 
-	if (is_asked(t, REJOIN_SLOT))
-		refuse(screen_printf("a standby streams through slot \"%s\", which goes with pg_tandem", REJOIN_SLOT),
-			   "Create a physical slot of another name on the primary, and let primary_slot_name of that standby be it.");
 	for (int i = 0; i < nrows(t->primary->slots); i++)
 	{
 		const char *name = field(t->primary->slots, i, "slot_name");

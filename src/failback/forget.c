@@ -5,7 +5,8 @@
  *
  * The worker makes them and drops them, by tandem.failback_keep_size; so
  * leaving means to set that to 0 and to wait for it.  Without a worker we
- * drop them.
+ * drop them.  A slot that a node streams through after it was rejoined is that
+ * node's, and stays.
  *
  * Called by tandem.forget().
  *
@@ -66,7 +67,7 @@ forget_slot(const char *name, TimestampTz deadline)
 
 		CHECK_FOR_INTERRUPTS();
 		tandem_retention_state(name, &slot);
-		if (!slot.exists)
+		if (!slot.exists || slot.in_use)
 			return;
 		if (!slot.active && !worker_runs())
 		{
@@ -78,7 +79,7 @@ forget_slot(const char *name, TimestampTz deadline)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_IN_USE),
 					 errmsg("replication slot \"%s\" of pg_tandem is still in use", name),
-					 errhint("If a standby streams through it, let primary_slot_name of that standby be another slot.")));
+					 errhint("End the process that uses it and try again.")));
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 POLL_MS, PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);

@@ -54,14 +54,6 @@ $primary->set('tandem.synchronous_transfer' => 'none');
 like($primary->query_error('SELECT tandem.forget()'), qr/WAL is kept for nodes.*HINT:  First set tandem.failback_keep_size/s,
 	'... and while WAL is kept');
 
-# a node that was rejoined streams through a slot that would go
-$primary->query(q{SELECT pg_create_physical_replication_slot('tandem_rejoin', true)});
-$standby->set(primary_slot_name => 'tandem_rejoin');
-($code, $out, $err) = tandem('uninstall', @all, '--yes');
-is($code, 1, 'refused while a standby streams through a slot of ours');
-like($err, qr/streams through slot "tandem_rejoin".*\n.*hint: /, 'and says so');
-$standby->set(primary_slot_name => undef);
-
 # something of a user's depends on the extension
 $primary->safe_psql('second', 'CREATE VIEW mine AS SELECT * FROM tandem.slots');
 ($code, $out, $err) = tandem('uninstall', @all, '--yes');
