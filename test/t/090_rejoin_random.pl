@@ -90,8 +90,9 @@ sub one_round
 	my $how = rand() < 0.15 ? 'stop' : 'kill';
 	my $fresh = rand() < 0.5;
 	my $unfenced = $how eq 'kill' && rand() < 0.2;
+	my $quiet = rand() < 0.4;
 	note "round of seed $seed: $how, restartpoint " . ($fresh ? 'fresh' : 'old')
-	  . ($unfenced ? ', restarted without being fenced' : '');
+	  . ($unfenced ? ', restarted without being fenced' : '') . ($quiet ? ', nothing new at first' : '');
 
 	$old->safe_psql('postgres', 'CHECKPOINT');
 	$old->wait_replayed($new);
@@ -138,8 +139,11 @@ sub one_round
 		note "$scan->{ahead} pages ahead of the fork";
 	}
 
-	$load->start($new);
-	let_run(0.2, 1);
+	if (!$quiet)
+	{
+		$load->start($new);
+		let_run(0.2, 1);
+	}
 	my ($code, $result, $err) = tandem_json('rejoin', '-D', $old->data_dir,
 		'--source', $new->connstr, '--slot', 'node', '--log', $old->logfile);
 	if (!is($code, 0, "seed $seed: rejoined"))
@@ -152,6 +156,19 @@ sub one_round
 	note "copied $result->{done}{pages_copied} pages, $result->{done}{files_copied} files, "
 	  . "deleted $result->{done}{deleted}, healed $result->{plan}{pages_healed}, "
 	  . "verified $result->{verified}{pages_equal} " . ($result->{verified}{why_not} // '');
+
+	if ($quiet)
+	{
+		# WAL is still shorter than what was abandoned: no page of that may be left,
+		# in whatever fork
+		$new->wait_replayed($old);
+		$old->safe_psql('postgres', 'CHECKPOINT');
+		$scan = scan_pages($old->data_dir, $new->query('SELECT pg_current_wal_insert_lsn()'),
+			$new->data_dir, running => 1);
+		is($scan->{ahead}, 0, "seed $seed: no page is newer than the new primary's WAL")
+		  or diag explain $scan->{files};
+		$load->start($new);
+	}
 
 	my $mark = $old->log_mark;
 	$new->set(wal_consistency_checking => 'all');

@@ -76,16 +76,17 @@ sub relation_files
 # Reads every page.  Returns a hash: pages (how many were read), ahead (how
 # many have an LSN beyond $lsn), files (path => [ blocks ahead ]), highest (the
 # highest LSN seen, a number).  Files that the other data directory lacks are
-# left out, they go away anyway.
+# left out, they go away anyway.  running => 1 allows a server that writes no
+# page just now.
 sub scan_pages
 {
-	my ($data_dir, $lsn, $other_dir) = @_;
+	my ($data_dir, $lsn, $other_dir, %params) = @_;
 	my $limit = lsn_number($lsn);
 	my %files = relation_files($data_dir);
 	my %scan = (pages => 0, ahead => 0, highest => 0, files => {});
 
 	croak "$data_dir has no relation files" unless %files;
-	croak "a server runs in $data_dir" if _is_running($data_dir);
+	croak "a server runs in $data_dir" if !$params{running} && _is_running($data_dir);
 	for my $path (sort keys %files)
 	{
 		next if defined $other_dir && !-e "$other_dir/$path";
