@@ -180,6 +180,21 @@ is_settled(const Planning *p, RelFile rel)
 		pairs_have(&p->folders_settled, rel.database, rel.tablespace);
 }
 
+/*
+ * Do both nodes mean the same relation?  Both may have made one of this number
+ * after the fork.
+ */
+static bool
+is_shared(const Planning *p, RelFile rel)
+{
+	const RelFacts *facts = facts_rel(p->facts, rel);
+
+	return !(facts && facts->created_after) &&
+		(rel.node < p->facts->next_oid || (facts && facts->created_before)) &&
+		rel.database < p->facts->next_oid &&
+		!pairs_have(&p->facts->databases_created_after, rel.database, rel.tablespace);
+}
+
 /* One more page to copy; joins the action before if it follows. */
 static void
 add_page(Planning *p, const PageKey *key, Reason reason)
@@ -297,6 +312,8 @@ plan_pages(Planning *p)
 	{
 		const PageKey *key = &pages[i]->key;
 
+		if (is_settled(p, key->rel) || !is_shared(p, key->rel))
+			pages[i]->comparable = false;
 		if (is_settled(p, key->rel))
 			continue;
 		states[i] = page_state(p, page.data,
