@@ -26,11 +26,9 @@
  * in this history.  Files in pg_wal come before those the caller can fetch.
  *
  * State: "next" is where the next record begins, "prev" the record before it
- * (unknown after a seek).  A read that fails changes nothing, so it can be
- * tried again once a missing segment is there.  Memory: a window of WINDOW
- * bytes, and as much as the longest record that crossed a page.  Nothing that
- * is read is trusted for an allocation or an offset before it was checked; a
- * file that can't be opened or read although it is there ends the program.
+ * (unknown after a seek).  A read that fails changes nothing and can be tried
+ * again.  Memory: a window, and the longest record that crossed a page.
+ * Nothing is trusted for an allocation or an offset before it was checked.
  *
  * Called by the planning and cutting parts of rejoin.
  *
@@ -100,8 +98,7 @@ wal_open(const char *wal_dir, const TimeLineHistoryEntry *history, int nhistory,
 {
 	WalReader  *reader = pg_malloc0(sizeof(WalReader));
 
-	Assert(nhistory > 0);
-	Assert(IsValidWalSegSize(segment_size));
+	Assert(nhistory > 0 && IsValidWalSegSize(segment_size));
 	reader->dir = pg_strdup(wal_dir);
 	reader->history = history;
 	reader->nhistory = nhistory;
@@ -170,10 +167,7 @@ open_file(WalReader *reader, char *path)
 	return true;
 }
 
-/*
- * Opens the file that holds "lsn", see the top.  Otherwise names the one that
- * would be best.
- */
+/* Opens the file that holds "lsn", see the top, or names the one to ask for. */
 static bool
 open_segment(WalReader *reader, XLogRecPtr lsn)
 {
@@ -212,10 +206,7 @@ open_segment(WalReader *reader, XLogRecPtr lsn)
 	return false;
 }
 
-/*
- * Makes the bytes [lsn, lsn + len) of the open segment those at *content; they
- * lie in one window.  False if the file is shorter.
- */
+/* The bytes [lsn, lsn + len), all in one window; false if the file is shorter. */
 static bool
 window_at(WalReader *reader, XLogRecPtr lsn, size_t len, const char **content)
 {
@@ -746,8 +737,6 @@ wal_read(WalReader *reader, WalRecord *record)
 	reader->skip = false;
 	return WAL_RECORD;
 }
-
-/* ---- The rest of the interface ------------------------------------------- */
 
 void
 wal_seek(WalReader *reader, XLogRecPtr lsn)
