@@ -80,7 +80,7 @@ static const struct
 static void
 print_help(void)
 {
-	printf(_("tandem looks after failover slots of PostgreSQL servers that run pg_tandem.\n\n"));
+	printf(_("tandem looks after failover slots and failback of PostgreSQL servers that run pg_tandem.\n\n"));
 	printf(_("Usage:\n  tandem COMMAND [OPTION]...\n\nCommands:\n"));
 	for (int i = 0; commands[i] != NULL; i++)
 		printf("  %-11s %s\n", commands[i]->name, commands[i]->summary);
