@@ -99,13 +99,13 @@ typedef const void *TandemPage;
 #define TANDEM_PAGE_ROOM PGIOAlignedBlock
 #define TANDEM_RELFILE RelFileLocatorBackend
 #define TANDEM_SMGR_RELFILE(reln) ((reln)->smgr_rlocator)
-#define TANDEM_RELFILE_NUMBER(relfile) ((relfile).locator.relNumber)
+#define TANDEM_RELFILE_IS_TEMP(relfile) RelFileLocatorBackendIsTemp(relfile)
 #else
 typedef char *TandemPage;
 #define TANDEM_PAGE_ROOM PGAlignedBlock
 #define TANDEM_RELFILE RelFileNodeBackend
 #define TANDEM_SMGR_RELFILE(reln) ((reln)->smgr_rnode)
-#define TANDEM_RELFILE_NUMBER(relfile) ((relfile).node.relNode)
+#define TANDEM_RELFILE_IS_TEMP(relfile) RelFileNodeBackendIsTemp(relfile)
 #endif
 
 /*

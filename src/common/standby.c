@@ -75,7 +75,7 @@ typedef struct StandbyShared
 const PQcommMethods *tandem_wrapped_methods = NULL;
 TandemWalsenderHooks tandem_walsender_hooks;
 
-void		(*tandem_standby_moved_hook) (void) = NULL;
+void		(*tandem_standby_moved_hook)(void) = NULL;
 
 static StandbyShared *shared = NULL;
 

@@ -172,7 +172,7 @@ extern void tandem_standby_wake(XLogRecPtr lsn);
  * Called in walsenders when a standby has moved, before anybody is woken.
  * Must not raise an error.
  */
-extern void (*tandem_standby_moved_hook) (void);
+extern void (*tandem_standby_moved_hook)(void);
 
 /* ---- wiring ---------------------------------------------------------------- */
 

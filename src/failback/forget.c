@@ -69,7 +69,8 @@ forget_slot(const char *name, TimestampTz deadline)
 		tandem_retention_state(name, &slot);
 		if (!slot.exists || slot.in_use)
 			return;
-		if (!slot.active && !worker_runs())
+		/* the worker leaves alone what a rejoined node has used */
+		if (!slot.active && (slot.in_use || !worker_runs()))
 		{
 			ReplicationSlotDrop(name, true);
 			return;

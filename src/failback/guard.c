@@ -511,7 +511,7 @@ count_wait(TandemGuardWait kind, TimestampTz start)
 }
 
 void
-tandem_guard_wait(XLogRecPtr lsn, TandemGuardWait kind, bool (*stop) (void))
+tandem_guard_wait(XLogRecPtr lsn, TandemGuardWait kind, bool (*stop)(void))
 {
 	pg_atomic_uint64 *passes = &tandem_guard->passes[kind];
 	pg_atomic_uint64 *since;
@@ -551,8 +551,8 @@ tandem_guard_wait(XLogRecPtr lsn, TandemGuardWait kind, bool (*stop) (void))
 	while (lsn > pg_atomic_read_u64(passes))
 	{
 		TimestampTz now = GetCurrentTimestamp();
-		long		left = TimestampDifferenceMilliseconds(now,
-														   TimestampTzPlusMilliseconds(start, pg_atomic_read_u32(&tandem_guard->timeout)));
+		TimestampTz end = TimestampTzPlusMilliseconds(start, pg_atomic_read_u32(&tandem_guard->timeout));
+		long		left = TimestampDifferenceMilliseconds(now, end);
 		int			events;
 
 		if (left <= 0)

@@ -66,7 +66,7 @@ typedef struct TandemGuardShared
 	{
 		TandemStandbyList list;
 		char		space[TANDEM_STANDBY_LIST_SIZE(TANDEM_MAX_STANDBYS)];
-	}			standbys;
+	} standbys;
 	char		self_test[TANDEM_GUARD_TEXT];	/* why pages can't be guarded */
 	char		reason[TANDEM_GUARD_TEXT];	/* of degradation */
 	XLogRecPtr	confirmed;		/* position of the list when last looked at */
@@ -124,7 +124,7 @@ extern bool tandem_guard_may_wait(void);
  * most.  Returns at once if none need to.  stop, if not null, is asked at
  * each turn whether to stop waiting.  Raises nothing, unless stop does.
  */
-extern void tandem_guard_wait(XLogRecPtr lsn, TandemGuardWait kind, bool (*stop) (void));
+extern void tandem_guard_wait(XLogRecPtr lsn, TandemGuardWait kind, bool (*stop)(void));
 
 /* ---- called by the worker and for views ---- */
 

@@ -254,9 +254,13 @@ run_primary(void)
 
 	/* left from when this server was a standby */
 	tandem_retention_state(TANDEM_REJOIN_SLOT, &rejoin);
-	if (rejoin.exists && !rejoin.in_use &&
-		!XLogRecPtrIsInvalid(rejoin.restart_lsn) && over_limit(rejoin.restart_lsn))
-		drop_slot(TANDEM_REJOIN_SLOT, "it kept more WAL than tandem.failback_keep_size");
+	if (rejoin.exists && !rejoin.in_use)
+	{
+		if (tandem_failback_keep_size == 0)
+			drop_slot(TANDEM_REJOIN_SLOT, "tandem.failback_keep_size is 0");
+		else if (!XLogRecPtrIsInvalid(rejoin.restart_lsn) && over_limit(rejoin.restart_lsn))
+			drop_slot(TANDEM_REJOIN_SLOT, "it kept more WAL than tandem.failback_keep_size");
+	}
 
 	tandem_retention_state(TANDEM_FAILBACK_SLOT, &failback);
 	if (list == NULL || tandem_failback_keep_size == 0)

@@ -161,7 +161,7 @@ guarded_unlink(TANDEM_RELFILE relfile, ForkNumber forknum, bool isRedo)
 {
 	if (is_test(relfile, ARRIVED_UNLINK))
 		return;
-	if (!isRedo && relfile.backend == InvalidBackendId)
+	if (!isRedo && !TANDEM_RELFILE_IS_TEMP(relfile))
 		tandem_guard_removal();
 	mdunlink(relfile, forknum, isRedo);
 }

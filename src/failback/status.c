@@ -112,7 +112,7 @@ explain_standbys(const TandemStandbyList *list, StringInfo reason, StringInfo hi
 {
 	const char *idle = NULL;
 
-	for (int i = 0; i < list->nnames && reason->len == 0; i++)
+	for (int i = 0; list != NULL && i < list->nnames && reason->len == 0; i++)
 	{
 		TandemStandbyState state;
 
@@ -174,7 +174,7 @@ explain_state(const GuardCopy *guard, StringInfo reason, StringInfo hint)
 
 		case TANDEM_GUARD_ARMED:
 			/* only if it matters to the list as a whole */
-			if (tandem_reachable_lsn(guard->list) != PG_UINT64_MAX)
+			if (guard->list != NULL && tandem_reachable_lsn(guard->list) != PG_UINT64_MAX)
 			{
 				explain_standbys(guard->list, reason, hint);
 				if (reason->len > 0)

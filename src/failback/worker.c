@@ -122,6 +122,7 @@ tandem_failback_worker_main(Datum main_arg)
 	for (;;)
 	{
 		TandemGuardState state;
+		long		pause;
 
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
@@ -139,11 +140,12 @@ tandem_failback_worker_main(Datum main_arg)
 								  "tandem.failback_standbys");
 		keep_wal(context);
 
+		pause = TURN_MS;
+		if (!RecoveryInProgress() &&
+			state != TANDEM_GUARD_OFF && state != TANDEM_GUARD_ARMED)
+			pause = TURN_ARMING_MS;
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 !RecoveryInProgress() &&
-						 state != TANDEM_GUARD_OFF && state != TANDEM_GUARD_ARMED ?
-						 TURN_ARMING_MS : TURN_MS,
-						 PG_WAIT_EXTENSION);
+						 pause, PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);
 	}
 }

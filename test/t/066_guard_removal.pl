@@ -144,6 +144,25 @@ is(guard('data_waits') - $before, 0, 'none of them waited at all');
 resume($receiver);
 
 is(guard('state || \' \' || timeouts || \' \' || degradations'), 'armed 0 0', 'nothing was let go');
+
+# ---- Timing out in a critical section, where nothing may need memory -----------------------
+
+$primary->query(q{
+	CREATE TABLE shrinking AS SELECT i AS id, repeat('x', 500) FROM generate_series(1, 1000) i;
+	VACUUM shrinking;
+	DELETE FROM shrinking WHERE id > 10});
+$primary->query('CHECKPOINT');
+$primary->set('tandem.failback_timeout' => '1s');
+my $file = file_of('shrinking');
+my $size = -s $file;
+my $mark = $primary->log_mark;
+$receiver = stall_standby();
+$took = seconds(sub { $primary->query('VACUUM shrinking') });
+cmp_ok($took, '>', 0.9, 'a truncation waits for failback_timeout');
+cmp_ok(-s $file, '<', $size, 'and is done then');
+$primary->wait_log(qr/guard is degraded/, $mark);
+unlike($primary->log_since($mark), qr/PANIC/, 'and logged without a panic');
+resume($receiver);
 $primary->stop;
 $standby->stop;
 
