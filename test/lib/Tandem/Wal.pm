@@ -245,24 +245,24 @@ sub pieces
 	return ($at + (-$at % 8 + 8) % 8, \@pieces);
 }
 
-# The bytes at a number, read from the newest timeline's file.
+# The bytes at a number, from the newest timeline's file.  Keeps the last file
+# in memory: not for one that changes.
 sub bytes
 {
 	my ($self, $at, $length) = @_;
 	my $segment = int($at / $self->{size});
-	for my $entry (reverse $self->history)
+	if (($self->{kept} // -1) != $segment)
 	{
-		next if int($entry->{begin} / $self->{size}) > $segment;
-		my $path = "$self->{dir}/" . $self->file_name($entry->{tli}, lsn($at));
-		next unless -e $path;
+		my ($path) = grep { -e } map { "$self->{dir}/" . $self->file_name($_->{tli}, lsn($at)) }
+		  grep { int($_->{begin} / $self->{size}) <= $segment } reverse $self->history;
+		croak 'no file holds ' . lsn($at) unless defined $path;
 		open my $file, '<:raw', $path or croak "could not open $path: $!";
-		seek $file, $at % $self->{size}, 0;
-		my $bytes;
-		read $file, $bytes, $length;
+		local $/ = undef;
+		$self->{content} = <$file>;
+		$self->{kept} = $segment;
 		close $file;
-		return $bytes;
 	}
-	croak 'no file holds ' . lsn($at);
+	return substr $self->{content}, $at % $self->{size}, $length;
 }
 
 sub record_bytes
