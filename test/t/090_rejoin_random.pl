@@ -1,26 +1,42 @@
 # Rounds of everything: a random workload, the standby stalled at a random
 # moment, the primary killed at another, the standby promoted and written to,
-# the old primary rejoined under load.  Then the new primary adds an image of
-# each page to each record, which the rejoined node compares with its own page
-# (wal_consistency_checking); pg_amcheck on both; equal dumps.  Roles swap.
+# the old primary rejoined under load.  While writes go on, the new primary adds
+# an image of each page to each record, which the rejoined node compares with
+# its own page (wal_consistency_checking).  Then the two have to be equal: by
+# dumps, files, transaction logs, pg_amcheck, and page by page.  Roles swap; a
+# pair of nodes lives for three rounds.
+#
+# What is random follows from the seed that is printed; the moments too, but not
+# what the server's processes make of them.
 #
 #   TANDEM_ROUNDS  rounds with the guard and as many without (default 3)
-#   TANDEM_SEED    of the first round (default: the time)
-#   TANDEM_MODES   "data_flush none" (default), or one of them
+#   TANDEM_SEED    of the first round (default: the time); the next has the next
+#   TANDEM_MODES   "guard none" (default), or one of them
+#   TANDEM_KEEP    1 = stop at the first failure, and keep the old primary's
+#                  directory as it was before it was rejoined, as "wreck"
 
 use strict;
 use warnings;
 
 use Tandem::Command;
+use Tandem::Digests;
 use Tandem::Pages;
+use Tandem::Rejoin;
 use Tandem::Test;
 use Tandem::Workload;
 use Test::More;
 use Time::HiRes ();
 
 my $rounds = $ENV{TANDEM_ROUNDS} // 3;
-my $first_seed = $ENV{TANDEM_SEED} // time % 100000;
-my @modes = split / /, $ENV{TANDEM_MODES} // 'data_flush none';
+my $first_seed = $ENV{TANDEM_SEED} // time % 100000 * 100;
+my @modes = split / /, $ENV{TANDEM_MODES} // 'guard none';
+my $rounds_of_a_pair = 3;
+
+# what looks at the nodes fails where it would hang
+$ENV{PGOPTIONS} = '-c lock_timeout=30s';
+
+sub pick { return $_[ int rand @_ ] }
+sub chance { return rand() < $_[0] }
 
 # The load runs for a random while; nothing is waited for.
 sub let_run
@@ -30,196 +46,270 @@ sub let_run
 	return;
 }
 
-# What a series of rounds has in common, by its first seed.
-sub make_cluster
+# ---- A pair of nodes ------------------------------------------------------------
+
+sub new_pair
 {
-	my ($mode, $seed) = @_;
-	srand($seed);
-	my $checksums = rand() < 0.5;
-	my $buffers = (1, 1, 8)[ int rand 3 ];
-	my $compress = rand() < 0.3 ? 'on' : 'off';
-	note "series $mode from seed $seed: checksums " . ($checksums ? 'on' : 'off')
-	  . ", shared_buffers ${buffers}MB, wal_compression $compress";
-	my $name = "${mode}_$seed";
-	my $conf = qq{
-		shared_buffers = ${buffers}MB
-		wal_compression = $compress
-		wal_log_hints = @{[ $checksums ? 'off' : 'on' ]}
-		allow_in_place_tablespaces = on
-		max_prepared_transactions = 50
-		wal_keep_size = 2GB
-		checkpoint_timeout = 30s
-		max_wal_size = 256MB
-		bgwriter_delay = 10ms
-		bgwriter_lru_maxpages = 1000
-		autovacuum_naptime = 1s
-		max_standby_streaming_delay = 500ms
-		log_statement = none
-		log_min_messages = warning
-		tandem.failback_timeout = 20s
-		tandem.failback_standbys = 'node'
-		tandem.synchronous_transfer = '$mode'
-		tandem.sync_slots = off
-	};
-	my $a = Tandem::Node->new_primary("a_$name", conf => $conf,
-		initdb => [ $checksums ? '--data-checksums' : () ]);
-	Tandem::Workload->new->prepare($a);
-	# both nodes use a slot of the same name, so that the list fits after a swap
-	my $b = $a->new_standby("b_$name", slot => 'node');
-	return ($a, $b);
+	my ($guarded, $seed) = @_;
+	srand $seed;
+	my $checksums = chance(0.5);
+	my %conf = (
+		shared_buffers => pick('1MB', '1MB', '8MB'),
+		wal_compression => pick('off', 'off', 'pglz'),
+		wal_log_hints => $checksums ? 'off' : 'on',
+		full_page_writes => 'on',
+		max_wal_size => '256MB',
+		checkpoint_timeout => '30s',
+		wal_keep_size => '4GB',
+		max_prepared_transactions => 50,
+		bgwriter_delay => '10ms',
+		bgwriter_lru_maxpages => 1000,
+		autovacuum => pick('on', 'off'),
+		autovacuum_naptime => '1s',
+		max_standby_streaming_delay => '500ms',
+		log_statement => 'none',
+		'tandem.sync_slots' => 'off',
+		'tandem.synchronous_transfer' => $guarded ? pick('data_flush', 'all') : 'none',
+		'tandem.failback_standbys' => 'node',
+		'tandem.failback_timeout' => '20s');
+	note "pair of seed $seed: checksums " . ($checksums ? 'on' : 'off'),
+	  map { ", $_ $conf{$_}" } qw(shared_buffers wal_compression autovacuum tandem.synchronous_transfer);
+
+	# both use a slot of the same name, so that the list fits after a swap
+	my $pair = Tandem::Rejoin->new(
+		initdb => [ $checksums ? '--data-checksums' : () ],
+		slot => 'node',
+		conf => join '', map { "$_ = '$conf{$_}'\n" } sort keys %conf);
+	$_->expect_crash for $pair->primary, $pair->standby;
+	$pair->primary->safe_psql('template1', 'CREATE EXTENSION pg_tandem');
+	Tandem::Workload->new->prepare($pair->primary);
+	return $pair;
 }
 
-# The first lines that only one of two texts has.
-sub show_difference
+# ---- Parts of a round -------------------------------------------------------------
+
+# The primary ends while the standby lags behind it, or just behind it.
+sub end_primary
 {
-	my %balance;
-	$balance{$_}++ for split /\n/, $_[0];
-	$balance{$_}-- for split /\n/, $_[1];
-	my @different = grep { $balance{$_} != 0 } sort keys %balance;
-	diag substr(($balance{$_} > 0 ? 'new primary: ' : 'rejoined: ') . $_, 0, 200) for splice @different, 0, 10;
-	diag 'the same lines in another order' if !@different;
+	my ($how, $old, $new, $load) = @_;
+
+	$load->start($old);
+	let_run(0.3, 1.5);
+	if ($how eq 'kill' || $how eq 'unfenced')
+	{
+		my $receiver = stall($new->pid_of(qr/walreceiver/));
+		let_run(0.1, 1.5);
+		$old->kill9_all;
+		$load->stop;
+		if ($how eq 'unfenced')
+		{
+			$old->start;
+			$load->start($old);
+			let_run(0.2, 0.7);
+			$old->kill9_all;
+			$load->stop;
+		}
+		resume($receiver);
+	}
+	elsif ($how eq 'kill at once')
+	{
+		$old->kill9_all;
+		$load->stop;
+	}
+	elsif ($how eq 'stop')
+	{
+		$old->stop('fast');
+		$load->stop;
+	}
+	else
+	{
+		# the guard gives up after its timeout and says so
+		$old->set('tandem.failback_timeout' => '1s');
+		$new->set(primary_conninfo => '');
+		let_run(0.1, 0.8);
+		$old->stop('fast');
+		$load->stop;
+	}
+	return;
+}
+
+# The rejoin dies at a random moment, before the one that counts.
+sub kill_a_rejoin
+{
+	my (@command) = @_;
+	my $output = '';
+	local %ENV = %ENV;
+	$ENV{PGUSER} = 'postgres';
+	my $run = IPC::Run::start([ 'tandem', @command, '--no-start' ], '<', \undef, '&>', \$output);
+	let_run(0.02, 0.6);
+	$run->kill_kill(grace => 0);
 	return;
 }
 
 sub one_round
 {
-	my ($mode, $seed, $old, $new) = @_;
+	my ($pair, $guarded, $seed) = @_;
+	my ($old, $new) = ($pair->primary, $pair->standby);
 	my $load = Tandem::Workload->new(seed => $seed);
 
-	srand($seed);
-	my $how = rand() < 0.15 ? 'stop' : 'kill';
-	my $fresh = rand() < 0.5;
-	my $unfenced = $how eq 'kill' && rand() < 0.2;
-	my $quiet = rand() < 0.4;
+	srand $seed;
+	my $how = pick(('kill') x 7, 'kill at once', 'unfenced', 'unfenced', 'stop', 'stop cut off');
+	my $fresh = chance(0.5);
+	my $crash_new = chance(0.15);
+	my $rejoin_killed = chance(0.2);
+	my $check_from_promotion = chance(0.5);
+	my $crash_rejoined = chance(0.2);
+	my $prepared_stay = chance(0.5);
 	note "round of seed $seed: $how, restartpoint " . ($fresh ? 'fresh' : 'old')
-	  . ($unfenced ? ', restarted without being fenced' : '') . ($quiet ? ', nothing new at first' : '');
+	  . ($crash_new ? ', new primary crashes too' : '')
+	  . ($rejoin_killed ? ', rejoin killed once' : '')
+	  . ($check_from_promotion ? ', consistency checked from the promotion on' : '')
+	  . ($crash_rejoined ? ', rejoined node crashes' : '');
 
 	$old->safe_psql('postgres', 'CHECKPOINT');
 	$old->wait_replayed($new);
 	$new->restartpoint($old) if $fresh;
-	$old->poll_query_until('postgres', q{SELECT state = 'armed' FROM tandem.failback})
-	  or die 'the guard is not armed'
-	  if $mode ne 'none';
+	$old->poll_query_until('postgres', 'SELECT state FROM tandem.failback', 'armed')
+	  or die "the guard is not armed\n"
+	  if $guarded;
 
-	$load->start($old);
-	let_run(0.3, 1.5);
-	my $receiver;
-	if ($how eq 'kill')
-	{
-		$receiver = stall($new->pid_of(qr/walreceiver/));
-		let_run(0.1, 1.5);
-		$old->kill9_all;
-	}
-	else
-	{
-		$new->set(primary_conninfo => '');
-		let_run(0.1, 0.8);
-		$old->stop('fast');
-	}
-	$load->stop;
-	if ($unfenced)
-	{
-		$old->start;
-		$load->start($old);
-		let_run(0.2, 0.7);
-		$old->kill9_all;
-		$load->stop;
-	}
-	resume($receiver) if $receiver;
+	end_primary($how, $old, $new, $load);
 	$new->promote;
+	$new->set(primary_conninfo => undef) if $how eq 'stop cut off';
 
 	my $scan = scan_pages($old->data_dir, fork_point($new), $new->data_dir);
-	# a stop, like a restart, has to go on without a standby that never answers
-	if ($mode eq 'data_flush' && $how eq 'kill' && !$unfenced)
+	my $none_ahead = $guarded && $how !~ /unfenced|cut off/;
+	is($scan->{ahead}, 0, "seed $seed: no page is ahead of the fork") || diag explain $scan->{files}
+	  if $none_ahead;
+	note "$scan->{ahead} pages ahead of the fork";
+	my $wreck = $old->basedir . '/wreck';
+	PostgreSQL::Test::Utils::system_or_bail("rm -rf $wreck && cp -a " . $old->data_dir . " $wreck")
+	  if $ENV{TANDEM_KEEP};
+
+	$new->set(wal_consistency_checking => 'all') if $check_from_promotion;
+	$load->start($new);
+	let_run(0.2, 1);
+	if ($crash_new)
 	{
-		is($scan->{ahead}, 0, "seed $seed: no page ahead of the fork") or diag explain $scan->{files};
-	}
-	else
-	{
-		note "$scan->{ahead} pages ahead of the fork";
+		$new->kill9_all;
+		$load->stop;
+		$new->start;
+		$load->start($new);
 	}
 
-	if (!$quiet)
-	{
-		$load->start($new);
-		let_run(0.2, 1);
-	}
-	my ($code, $result, $err) = tandem_json('rejoin', '-D', $old->data_dir,
-		'--source', $new->connstr, '--slot', 'node', '--log', $old->logfile);
+	# ---- rejoin, under load
+	my @command = ('-D', $old->data_dir, '--source', $pair->source, '--slot', 'node', '--log', $old->logfile);
+	my $mark = $old->log_mark;
+	kill_a_rejoin('rejoin', @command) if $rejoin_killed;
+	my ($code, $result, $err) = eval { tandem_json('rejoin', @command) };
 	if (!is($code, 0, "seed $seed: rejoined"))
 	{
-		diag $err;
-		BAIL_OUT("seed $seed of $mode") if $ENV{TANDEM_BAIL};
+		diag $@ . ($err // ''), shown_log($old, $mark);
 		return;
 	}
 	$old->_update_pid(1);
-	note "copied $result->{done}{pages_copied} pages, $result->{done}{files_copied} files, "
+	note "rejoin: $result->{outcome}, copied $result->{done}{pages_copied} pages, $result->{done}{files_copied} files, "
 	  . "deleted $result->{done}{deleted}, healed $result->{plan}{pages_healed}, "
-	  . "verified $result->{verified}{pages_equal} " . ($result->{verified}{why_not} // '');
+	  . "compared $result->{verified}{pages_equal}, $result->{verified}{pages_changing} change"
+	  . ($result->{resumed} ? ', resumed' : '')
+	  . join '', map { "; $_->{reason} $_->{pages}/$_->{relations}/$_->{files}/$_->{deleted}" }
+	  @{ $result->{plan}{reasons} // [] };
+	my ($ahead) = grep { $_->{reason} =~ /ahead/ } @{ $result->{plan}{reasons} // [] };
+	is($ahead->{pages} // 0, 0, "seed $seed: no page copied for being ahead") if $none_ahead;
 
-	if ($quiet)
-	{
-		# WAL is still shorter than what was abandoned: no page of that may be left,
-		# in whatever fork
-		$new->wait_replayed($old);
-		$old->safe_psql('postgres', 'CHECKPOINT');
-		$scan = scan_pages($old->data_dir, $new->query('SELECT pg_current_wal_insert_lsn()'),
-			$new->data_dir, running => 1);
-		is($scan->{ahead}, 0, "seed $seed: no page is newer than the new primary's WAL")
-		  or diag explain $scan->{files};
-		$load->start($new);
-	}
-
-	my $mark = $old->log_mark;
+	# ---- every page that is replayed is compared
 	$new->set(wal_consistency_checking => 'all');
-	let_run(1, 2);
+	let_run(0.5, 1.5);
+	if ($crash_rejoined)
+	{
+		$old->kill9_all;
+		let_run(0.1, 0.5);
+		$old->start;
+	}
 	$load->stop;
 	$new->set(wal_consistency_checking => undef);
-	ok(eval { $new->wait_replayed($old); 1 }, "seed $seed: every page that was replayed is consistent")
-	  or diag $@ . join "\n", grep { /FATAL|PANIC|WARNING|CONTEXT/ } split /\n/, $old->log_since($mark);
-
-	# Locks of a transaction that was cut off by the crash are released on
-	# standbys, as in core, by a snapshot that finds none older running.
-	$new->safe_psql('postgres', "ROLLBACK PREPARED '$_'")
-	  for split /\n/, $new->query('SELECT gid FROM pg_prepared_xacts');
-	$new->safe_psql('postgres', 'CHECKPOINT');
-	$new->wait_replayed($old);
-
-	for my $node ($new, $old)
+	if (!ok(eval { $new->wait_replayed($old); 1 }, "seed $seed: all is replayed and consistent"))
 	{
-		my ($out, $errors) = ('', '');
-		IPC::Run::run([ 'pg_amcheck', '--all', '--heapallindexed', '-j', '2',
-				$node == $new ? '--install-missing' : (),
-				'-h', $node->host, '-p', $node->port ], '>', \$out, '2>', \$errors);
-		$errors =~ s/^NOTICE:.*already exists, skipping\n//mg;
-		is($out . $errors, '', "seed $seed: pg_amcheck finds nothing on " . ($node == $new ? 'the new primary' : 'the rejoined node'));
-		$new->wait_replayed($old) if $node == $new;
+		diag $@, shown_log($old, $mark);
+		return;
 	}
 
-	my @dumps;
-	for my $node ($new, $old)
-	{
-		my ($out, $errors) = ('', '');
-		IPC::Run::run([ 'pg_dumpall', '--no-unlogged-table-data', '-h', $node->host, '-p', $node->port ],
-			'>', \$out, '2>', \$errors);
-		# a sequence is ahead of its last record where it is used
-		$out =~ s{^(?:SELECT pg_catalog\.setval|\\(?:un)?restrict ).*\n}{}mg;
-		push @dumps, $errors . $out;
-	}
-	ok($dumps[0] eq $dumps[1], "seed $seed: equal dumps (" . length($dumps[0]) . ' bytes)')
-	  or show_difference(@dumps);
-	return 1;
+	@{$pair}{qw(primary standby)} = ($new, $old);
+	forget_lost_locks($pair, $prepared_stay);
+	return is_same($pair, $seed, $crash_new);
 }
+
+# A standby keeps the locks of transactions that were lost in a failover as long
+# as an older prepared transaction is open, or until it restarts: on whatever
+# way it came to follow the new primary.  pg_amcheck would wait for them.
+sub forget_lost_locks
+{
+	my ($pair, $prepared_stay) = @_;
+	my ($primary, $standby) = ($pair->primary, $pair->standby);
+	# those that hold a table exclusively can't stay in any case
+	my $locking = q{WHERE EXISTS (SELECT FROM pg_locks x JOIN pg_locks l USING (virtualtransaction)
+		WHERE x.transactionid = transaction AND l.mode = 'AccessExclusiveLock')};
+	for my $gid (split /\n/, $primary->query('SELECT gid FROM pg_prepared_xacts ' . ($prepared_stay ? $locking : '')))
+	{
+		$primary->query(pick('COMMIT', 'ROLLBACK') . " PREPARED '$gid'");
+	}
+	if ($prepared_stay)
+	{
+		$standby->restartpoint($primary);
+		$standby->restart;
+		poll_for(sub { $standby->query('SELECT pg_is_in_recovery()') eq 't' }, 'the standby to answer');
+	}
+	$primary->query('CHECKPOINT');
+	$primary->wait_replayed($standby);
+	return;
+}
+
+# Nothing differs between the two.
+sub is_same
+{
+	my ($pair, $seed, $orphans) = @_;
+	my $good = subtest "seed $seed: both nodes are the same" => sub {
+		$pair->is_equal("seed $seed", $orphans ? (files => 0) : ());
+	};
+	my @different = different_pages($pair->primary, $pair->standby);
+	$good &= is(scalar @different, 0, "seed $seed: every page is the same") || diag join "\n", splice @different, 0, 20;
+	return $good;
+}
+
+# What a server's log says that could explain a failure.
+sub shown_log
+{
+	my ($node, $mark) = @_;
+	my @lines = grep { /FATAL|PANIC|WARNING|TRAP|CONTEXT/ && !/terminating|starting up|not yet accepting/ }
+	  split /\n/, $node->log_since($mark);
+	splice @lines, 0, @lines - 12 if @lines > 12;
+	return join "\n", @lines;
+}
+
+# ---- The rounds -----------------------------------------------------------------
 
 for my $mode (@modes)
 {
-	my ($old, $new) = make_cluster($mode, $first_seed);
+	my ($pair, $failed);
 	for my $round (0 .. $rounds - 1)
 	{
-		last if !one_round($mode, $first_seed + $round, $old, $new);
-		($old, $new) = ($new, $old);
+		my $seed = $first_seed + $round;
+		if (!$pair || $round % $rounds_of_a_pair == 0)
+		{
+			$_->stop('immediate') for $pair ? ($pair->primary, $pair->standby) : ();
+			$pair = new_pair($mode eq 'guard', $seed);
+		}
+		my $good = eval { one_round($pair, $mode eq 'guard', $seed) };
+		die $@ if $@ =~ /^interrupted/;
+		if (!$good)
+		{
+			fail("seed $seed: the round ran to its end") || diag $@ if $@;
+			BAIL_OUT("seed $seed, $mode") if $ENV{TANDEM_KEEP};
+			eval { $_->stop('immediate', fail_ok => 1) } for $pair->primary, $pair->standby;
+			undef $pair;
+		}
 	}
-	$_->stop('immediate') for $old, $new;
+	$_->stop('immediate') for $pair ? ($pair->primary, $pair->standby) : ();
 }
 
 done_testing();
