@@ -7,7 +7,9 @@
  *				writes its log lines; moves the slot tandem_failback
  *	 standby:	moves the slot tandem_rejoin
  *
- * It is connected to no database.  The guard doesn't depend on it from write
+ * It is connected to no database, but connected: only so it is a process that
+ * ReplicationSlotRelease() may be called in, which writes to the status flags
+ * of its entry in the process array.  The guard doesn't depend on it from write
  * to write: walsenders and waiting processes look at the standbys too, and
  * degrade the guard in time when this worker is gone, as it is during
  * shutdown.  Without it settings aren't taken over and WAL is kept where the
@@ -104,6 +106,7 @@ tandem_failback_worker_main(Datum main_arg)
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 
 	tandem_guard_exempt = true;
 	before_shmem_exit(worker_exit, 0);
@@ -161,7 +164,7 @@ tandem_failback_init(void)
 	tandem_commit_init();
 
 	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS;
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
 	worker.bgw_start_time = BgWorkerStart_ConsistentState;
 	worker.bgw_restart_time = WORKER_RESTART;
 	snprintf(worker.bgw_library_name, BGW_MAXLEN, "pg_tandem");
