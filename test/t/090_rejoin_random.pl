@@ -150,7 +150,6 @@ sub one_round
 {
 	my ($pair, $guarded, $seed) = @_;
 	my ($old, $new) = ($pair->primary, $pair->standby);
-	my $load = Tandem::Workload->new(seed => $seed);
 
 	srand $seed;
 	my $how = pick(('kill') x 7, 'kill at once', 'unfenced', 'unfenced', 'stop', 'stop cut off');
@@ -160,7 +159,12 @@ sub one_round
 	my $check_from_promotion = chance(0.5);
 	my $crash_rejoined = chance(0.2);
 	my $prepared_stay = chance(0.5);
+	my $quiet = !$crash_new && chance(0.3);
+	# Core: a standby that crashes after it has replayed ALTER DATABASE SET TABLESPACE
+	# replays the copy once more, from the folder that it has removed.
+	my $load = Tandem::Workload->new(seed => $seed, moves => !$crash_new && !$crash_rejoined);
 	note "round of seed $seed: $how, restartpoint " . ($fresh ? 'fresh' : 'old')
+	  . ($quiet ? ', nothing new at first' : '')
 	  . ($crash_new ? ', new primary crashes too' : '')
 	  . ($rejoin_killed ? ', rejoin killed once' : '')
 	  . ($check_from_promotion ? ', consistency checked from the promotion on' : '')
@@ -187,8 +191,11 @@ sub one_round
 	  if $ENV{TANDEM_KEEP};
 
 	$new->set(wal_consistency_checking => 'all') if $check_from_promotion;
-	$load->start($new);
-	let_run(0.2, 1);
+	if (!$quiet)
+	{
+		$load->start($new);
+		let_run(0.2, 1);
+	}
 	if ($crash_new)
 	{
 		$new->kill9_all;
@@ -219,6 +226,7 @@ sub one_round
 
 	# ---- every page that is replayed is compared
 	$new->set(wal_consistency_checking => 'all');
+	$load->start($new) if $quiet;
 	let_run(0.5, 1.5);
 	if ($crash_rejoined)
 	{

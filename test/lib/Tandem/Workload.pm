@@ -22,12 +22,14 @@ use Tandem::Wait;
 my $tables = 4;
 my $statements = 3000;
 
-# Parameters: seed (of all that is random), sessions.
+# Parameters: seed (of all that is random), sessions, moves => 0 (databases keep
+# their tablespace).
 sub new
 {
 	my ($class, %params) = @_;
-	return bless { seed => $params{seed} // 1, sessions => $params{sessions} // 4, runs => [], started => 0 },
-	  $class;
+	return bless {
+		seed => $params{seed} // 1, sessions => $params{sessions} // 4, moves => $params{moves} // 1,
+		runs => [], started => 0 }, $class;
 }
 
 # Tables and functions that the mix uses.
@@ -137,7 +139,7 @@ sub _statement
 		# databases and tablespaces
 		[ 1, "CREATE DATABASE $db STRATEGY = $strategy;" ],
 		[ 1, "DROP DATABASE IF EXISTS $db WITH (FORCE);" ],
-		[ 1, "ALTER DATABASE $db SET TABLESPACE $space;" ],
+		$self->{moves} ? [ 1, "ALTER DATABASE $db SET TABLESPACE $space;" ] : (),
 		[ 1, "SET allow_in_place_tablespaces = on; CREATE TABLESPACE $space LOCATION '';" ],
 		[ 1, "ALTER TABLE IF EXISTS $own SET TABLESPACE $space;" ],
 		[ 1, "CREATE DATABASE $db TABLESPACE $space STRATEGY = $strategy;" ],
