@@ -209,8 +209,12 @@ sub start_and_catch_up
 	my ($new, $dir) = @_;
 	my $start = time;
 	my $goal = $new->query('SELECT pg_current_wal_flush_lsn()');
-	run_program('pg_ctl', 'start', '-w', '-s', '-D', $dir, '-l', "$dir.log");
 	my $node = $new->{bench_old};
+	# pg_rewind and pg_basebackup bring the new primary's configuration
+	open my $file, '>>', "$dir/postgresql.conf" or die "$dir: $!";
+	print $file "port = " . $node->port . "\nunix_socket_directories = '" . $node->host . "'\n";
+	close $file;
+	run_program('pg_ctl', 'start', '-w', '-s', '-D', $dir, '-l', "$dir.log");
 	poll_for(
 		sub {
 			my $at = eval { $node->query("SELECT coalesce(pg_last_wal_replay_lsn() >= '$goal', false)") };
@@ -249,10 +253,6 @@ my %ways = (
 		run_program('pg_basebackup', '-D', $dir, '-d', $new->connstr('postgres'), '-R', '-X', 'stream', '-c', 'fast');
 		my $s = time - $start;
 		my ($kb) = run_program('du', '-sk', $dir) =~ /^(\d+)/;
-		# the copy has the new primary's port
-		open my $file, '>>', "$dir/postgresql.conf" or die $!;
-		print $file "port = " . $old->port . "\nunix_socket_directories = '" . $old->host . "'\n";
-		close $file;
 		return (seconds => $s, bytes => $kb * 1024);
 	});
 
