@@ -220,6 +220,32 @@ $pair->story('created, and the file number used again',
 		  for 1 .. 10;
 	});
 
+# ---- Where the fork may lie ---------------------------------------------------------
+
+$pair->story('a fork at the start of a segment',
+	before => [ q{UPDATE t SET x = 'common' WHERE id % 9 = 0}, 'CHECKPOINT', 'SELECT pg_switch_wal()' ],
+	checkpoint_before => 0,
+	lost => [ q{UPDATE t SET x = 'lost' WHERE id % 2 = 0} ],
+	gained => [ q{UPDATE t SET x = 'gained' WHERE id % 3 = 0} ],
+	# a record that nobody asked for may follow
+	damaged => sub { cmp_ok(lsn_number($pair->fork_lsn) % (16 << 20), '<', $block_size, 'the fork is there') });
+
+# Nobody kept the old primary from starting again after the failover.
+$pair->story('an old primary that went on',
+	lost => [ q{UPDATE t SET x = 'lost' WHERE id % 2 = 0} ],
+	gained => sub {
+		$pair->new_primary->query(q{UPDATE t SET x = 'gained' WHERE id % 3 = 0});
+		my $old = $pair->old_primary;
+		$old->start;
+		$old->query('CREATE TABLE went_on AS ' . sprintf $rows, 1, 1000);
+		$old->query(q{UPDATE t SET x = 'lost too' WHERE id % 5 = 0});
+		$old->query('VACUUM FULL shrinks');
+		$old->stop('fast');
+	},
+	damaged => sub {
+		is(control($pair->old_primary, 'Database cluster state'), 'shut', 'it was stopped cleanly');
+	});
+
 # Writers of whole files don't write WAL first.
 {
 	my $session;
