@@ -23,6 +23,7 @@ use FindBin;
 use lib "$FindBin::Bin/lib";
 
 use Bench;
+use PostgreSQL::Test::Utils qw(append_to_file slurp_file);
 use File::Basename ();
 use IPC::Run ();
 use JSON::PP;
@@ -180,14 +181,23 @@ sub crash
 		'<', \undef, '&>', '/dev/null');
 	my $receiver = stall($new->pid_of(qr/walreceiver/));
 	my $lag = $old->query('SELECT pg_current_wal_insert_lsn()');
-	poll_for(
-		sub {
-			$old->query("SELECT pg_current_wal_insert_lsn() - '$lag' > 30000000") eq 't'
-			  || ($guard eq 'on' && $old->query('SELECT waiting > 0 FROM tandem.failback') eq 't');
-		},
-		'the standby to lag');
+	if ($guard eq 'on')
+	{
+		poll_for(sub { $old->query('SELECT waiting > 0 FROM tandem.failback') eq 't' }, 'somebody to wait');
+	}
+	else
+	{
+		poll_for(sub { $old->query("SELECT pg_current_wal_insert_lsn() - '$lag' > 30000000") eq 't' },
+			'the standby to lag');
+		$old->query('CHECKPOINT');
+	}
+	my $lock_file = slurp_file($old->data_dir . '/postmaster.pid');
 	$old->kill9_all;
 	$load->finish;
+	# It stays after a crash.  Where the dead are not reaped the test library
+	# removes it, since their process ids are taken for living.
+	$lock_file =~ s/^\d+/4194303/;
+	append_to_file($old->data_dir . '/postmaster.pid', $lock_file) if !-e $old->data_dir . '/postmaster.pid';
 	resume($receiver);
 	$new->promote;
 	run_program('pgbench', '-n', '-c', $clients, '-j', 2, '-T', 5, '-h', $new->host, '-p', $new->port, 'postgres');
@@ -220,7 +230,7 @@ sub start_and_catch_up
 			my $at = eval { $node->query("SELECT coalesce(pg_last_wal_replay_lsn() >= '$goal', false)") };
 			defined $at && $at eq 't';
 		},
-		'the node to catch up');
+		'the node to catch up', 600);
 	my $seconds = time - $start;
 	run_program('pg_ctl', 'stop', '-w', '-s', '-m', 'immediate', '-D', $dir);
 	return $seconds;
