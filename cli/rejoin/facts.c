@@ -68,7 +68,7 @@ same_rel(RelFile a, RelFile b)
 
 /* ---- small lists --------------------------------------------------------------- */
 
-static void
+void
 pairs_add(PairList *list, Oid database, Oid tablespace)
 {
 	if (pairs_have(list, database, tablespace))

@@ -149,11 +149,13 @@ plan_make(Plan *plan, Facts *facts, const Target *target, Source *source,
 	p.here = local_files(&p.nhere);
 	p.settled = relset_create(256, NULL);
 
+	plan_read_databases(&p, source_history);
 	plan_tablespaces(&p);
 	plan_folders(&p);
 	plan_relations(&p);
 	plan_pages(&p);
 	plan_rest(&p);
+	plan_check_copies(&p);
 
 	if (plan->n > 0)
 		qsort(plan->actions, plan->n, sizeof(Action), compare_actions);

@@ -11,6 +11,13 @@
 
 #include "rejoin/rejoin.h"
 
+/* Files of a database that the new primary copied since the fork. */
+typedef struct FolderCopy
+{
+	OidPair		from;
+	OidPair		to;
+} FolderCopy;
+
 typedef struct Planning
 {
 	Plan	   *plan;
@@ -28,6 +35,12 @@ typedef struct Planning
 	relset_hash *settled;		/* relations whose files are deleted or copied
 								 * whole: their pages need no look */
 	PairList	folders_settled;	/* the same of databases' folders */
+
+	/* what the new primary did to databases since the fork */
+	PairList	created_there;
+	PairList	dropped_there;
+	int			ncopies;
+	FolderCopy *copies;
 } Planning;
 
 extern Action *plan_add(Plan *plan, ActionKind kind, Reason reason, const char *path);
@@ -45,6 +58,11 @@ extern bool rel_has_old_page(const Planning *p, RelFile rel);
 extern void plan_tablespaces(Planning *p);
 extern void plan_folders(Planning *p);
 extern void plan_relations(Planning *p);
+
+/* plan_databases.c: what the new primary did to databases since the fork */
+extern void plan_read_databases(Planning *p, const History *source_history);
+extern bool folder_was_dropped_there(const Planning *p, Oid database, Oid tablespace);
+extern void plan_check_copies(const Planning *p);
 
 /* plan_rest.c: everything that isn't a relation */
 extern void plan_rest(Planning *p);

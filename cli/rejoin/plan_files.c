@@ -54,20 +54,6 @@ is_here(const Planning *p, const char *path)
 	return find_file(p->here, p->nhere, path) != NULL;
 }
 
-static void
-settle_folder(Planning *p, Oid database, Oid tablespace)
-{
-	PairList   *list = &p->folders_settled;
-
-	if (list->n == list->room)
-	{
-		list->room = Max(16, list->room * 2);
-		list->pairs = pg_realloc(list->pairs, list->room * sizeof(OidPair));
-	}
-	list->pairs[list->n].database = database;
-	list->pairs[list->n++].tablespace = tablespace;
-}
-
 /* ---- tablespaces ----------------------------------------------------------------- */
 
 static bool
@@ -135,19 +121,13 @@ plan_tablespaces(Planning *p)
 
 /* ---- folders of databases ---------------------------------------------------------- */
 
-/* When the folder was made, as far as the file that is never written again says. */
+/* Was a folder that isn't there any more a database's at the fork? */
 static bool
-folder_is_old(const Planning *p, const char *path)
+folder_is_old(const Planning *p, const char *path, Oid database, Oid tablespace)
 {
-	struct stat st;
-	TimestampTz fork_time = p->facts->last_commit_before;
-	time_t		fork_seconds = fork_time != 0 ?
-		(time_t) (fork_time / USECS_PER_SEC) + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY :
-		(time_t) p->facts->checkpoint.time;
-
-	if (stat(psprintf("%s/PG_VERSION", path), &st) != 0)
-		return true;			/* of another tablespace, or nearly nothing */
-	return st.st_mtime <= fork_seconds;
+	/* of another tablespace, or nearly nothing */
+	return !file_exists(psprintf("%s/PG_VERSION", path)) ||
+		folder_was_dropped_there(p, database, tablespace);
 }
 
 static void
@@ -162,10 +142,11 @@ plan_local_folder(Planning *p, const char *path, const PathInfo *info)
 	if (created_before || (is_there(p, path) && !created_after) ||
 		pairs_have(&facts->folders_again, database, tablespace))
 		return;
-	if (!created_after && database < facts->checkpoint.nextOid && folder_is_old(p, path))
+	if (!created_after && database < facts->checkpoint.nextOid &&
+		folder_is_old(p, path, database, tablespace))
 		return;					/* dropped there: replay will */
 	plan_add(p->plan, ACTION_DELETE_FOLDER, created_after ? REASON_CREATED : REASON_ORPHAN, path);
-	settle_folder(p, database, tablespace);
+	pairs_add(&p->folders_settled, database, tablespace);
 }
 
 /* A folder of the new primary's that isn't here. */

@@ -244,6 +244,20 @@ record_database_create(const WalRecord *record, Oid *database, Oid *tablespace)
 	return false;
 }
 
+/* Created by copying a folder file by file: which. */
+bool
+record_database_copied(const WalRecord *record, Oid *from_database, Oid *from_tablespace)
+{
+	xl_dbase_create_file_copy_rec copy;
+
+	if (!is_a(record, RM_DBASE_ID, XLOG_DBASE_CREATE_FILE_COPY))
+		return false;
+	memcpy(&copy, bytes_at(record, 0, sizeof(copy)), sizeof(copy));
+	*from_database = copy.src_db_id;
+	*from_tablespace = copy.src_tablespace_id;
+	return true;
+}
+
 bool
 record_database_drop(const WalRecord *record, Oid *database, int *ntablespaces,
 					 const Oid **tablespaces)

@@ -44,6 +44,7 @@ extern bool record_storage_truncate(const WalRecord *record, RelFile *rel, Block
 
 /* A database's folder made in a tablespace (by copying or empty), or folders removed. */
 extern bool record_database_create(const WalRecord *record, Oid *database, Oid *tablespace);
+extern bool record_database_copied(const WalRecord *record, Oid *from_database, Oid *from_tablespace);
 extern bool record_database_drop(const WalRecord *record, Oid *database,
 								 int *ntablespaces, const Oid **tablespaces);
 

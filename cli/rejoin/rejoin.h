@@ -288,6 +288,7 @@ extern void facts_init(Facts *facts, uint32 segment_size);
 extern void facts_copy_again(Facts *facts, RelFile rel);
 extern void facts_copy_folder_again(Facts *facts, Oid database, Oid tablespace);
 extern RelFacts *facts_rel(const Facts *facts, RelFile rel);	/* NULL = nothing known */
+extern void pairs_add(PairList *list, Oid database, Oid tablespace);
 extern bool pairs_have(const PairList *list, Oid database, Oid tablespace);
 extern bool xids_have(const XidList *list, TransactionId xid);
 
