@@ -195,7 +195,8 @@ journal_begin(const Journal *journal, const Plan *plan, Target *target)
 
 	/* from here on no server can start; has one since we looked? */
 	now = get_controlfile(REJOIN_DIR, &crc_ok);
-	if (memcmp(now, &target->control, sizeof(*now)) != 0)
+	if (!EQ_CRC32C(now->crc, target->control.crc) || now->state != target->control.state ||
+		now->time != target->control.time || now->checkPoint != target->control.checkPoint)
 	{
 		cancel();
 		rejoin_refuse("Stop it and repeat.", "a server has been started in \"%s\" meanwhile", target->dir);
