@@ -251,8 +251,14 @@ sub one_round
 	}
 
 	@{$pair}{qw(primary standby)} = ($new, $old);
+	# at rest
+	$new->set(autovacuum => 'off');
+	poll_for(sub { $new->query(q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'autovacuum worker'}) == 0 },
+		'autovacuum to end');
 	forget_lost_locks($pair, $prepared_stay);
-	return is_same($pair, $seed, $crash_new);
+	my $good = is_same($pair, $seed, $crash_new);
+	$new->set(autovacuum => undef);
+	return $good;
 }
 
 # A standby keeps the locks of transactions that were lost in a failover as long

@@ -47,7 +47,7 @@ sub different_pages
 	my ($primary, $standby) = @_;
 	my @different;
 
-	for my $database (split /\n/, $primary->query('SELECT datname FROM pg_database WHERE datallowconn ORDER BY 1'))
+	for my $database (split /\n/, $primary->query('SELECT datname FROM pg_database WHERE datallowconn AND datconnlimit <> -2 ORDER BY 1'))
 	{
 		my ($ours, $theirs) = map { _digests($_, $database) } $standby, $primary;
 		my %all = (%$ours, %$theirs);
