@@ -66,7 +66,7 @@ $standby->expect_crash;
 $standby->kill9_all;
 free_disk();
 $standby->start;
-is($standby->query(q{SELECT string_agg(slot_name, ' ') FROM pg_replication_slots}), 'old',
+is($standby->query(q{SELECT string_agg(slot_name, ' ') FROM pg_replication_slots WHERE slot_type = 'logical'}), 'old',
 	'after a crash the slots are those that were ready');
 is($standby->query(q{SELECT state FROM tandem.slots WHERE slot_name = 'old'}), 'ready', 'and still are');
 
