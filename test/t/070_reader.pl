@@ -245,7 +245,7 @@ like($primary->query_error(qq{SET statement_timeout = '30s'; SELECT count(*) FRO
 	qr/invalid page in block 5 of/, '... which leaves a buffer that is not waited for');
 overwrite($path, 5 * $block, $good);
 my $five = request('big', 0, 5, 1);
-is($primary->query(qq{SELECT md5(content) FROM tandem.source_blocks($five) WHERE content IS NOT NULL}),
+is($primary->query(qq{SET statement_timeout = '30s'; SELECT md5(content) FROM tandem.source_blocks($five) WHERE content IS NOT NULL}),
 	$primary->query(q{SELECT md5('\x} . unpack('H*', $good) . q{'::bytea)}), '... nor believed');
 
 # Two segments: the first one is a hole.
