@@ -121,13 +121,25 @@ plan_tablespaces(Planning *p)
 
 /* ---- folders of databases ---------------------------------------------------------- */
 
+/* Nothing is in it, but for files that any start removes. */
+static bool
+folder_is_empty(const Planning *p, const char *path)
+{
+	/* what is in it follows right behind */
+	const SourceFile *next = find_file(p->here, p->nhere, path) + 1;
+	size_t		len = strlen(path);
+
+	return next == p->here + p->nhere || strncmp(next->path, path, len) != 0 || next->path[len] != '/';
+}
+
 /* Was a folder that isn't there any more a database's at the fork? */
 static bool
 folder_is_old(const Planning *p, const char *path, Oid database, Oid tablespace)
 {
-	/* of another tablespace, or nearly nothing */
-	return !file_exists(psprintf("%s/PG_VERSION", path)) ||
-		folder_was_dropped_there(p, database, tablespace);
+	if (folder_was_dropped_there(p, database, tablespace))
+		return true;
+	/* of another tablespace than the database's: no record tells that it is made */
+	return !file_exists(psprintf("%s/PG_VERSION", path)) && !folder_is_empty(p, path);
 }
 
 static void

@@ -315,7 +315,8 @@ target_open(Target *target, const Options *options)
 void
 target_lock(Target *target)
 {
-	int			fd = open(".", O_RDONLY);
+	/* not to be inherited by the server that we start */
+	int			fd = open(".", O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0)
 		rejoin_refuse("Wait until it has ended.",
