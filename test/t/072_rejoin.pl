@@ -5,6 +5,7 @@
 use strict;
 use warnings;
 
+use Fcntl qw(O_RDONLY LOCK_EX LOCK_NB);
 use Tandem::Command;
 use Tandem::Test;
 use Test::More;
@@ -58,5 +59,10 @@ is($a->query(q{SELECT count(*) FROM pg_class WHERE relname = 'lost'}), 0, 'nor i
 $b->wait_replayed($a);
 is_same_table($a, $b, 't');
 is_same_table($a, $b, 'kept');
+
+# The server must not have inherited the lock that keeps a second rejoin out.
+sysopen my $dir, $a->data_dir, O_RDONLY or die "$!";
+ok(flock($dir, LOCK_EX | LOCK_NB), 'the lock of the rejoin is gone');
+close $dir;
 
 done_testing();
