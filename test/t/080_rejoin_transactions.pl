@@ -237,6 +237,22 @@ $pair->story('prepared transactions without a checkpoint',
 		$pair->primary->query(q{COMMIT PREPARED 'six'});
 	});
 
+# The state file is written by checkpoints only, and the one after the promotion
+# takes its time: rejoin has to ask for another.
+$pair->story('a prepared transaction that the new primary has not written yet',
+	before => [ 'CREATE TABLE dirty AS SELECT g AS id, repeat(md5(g::text), 20) AS x FROM generate_series(1, 10000) g',
+		q{BEGIN; UPDATE t SET x = 'held' WHERE id = 401; PREPARE TRANSACTION 'held'} ],
+	lost => [ q{COMMIT PREPARED 'held'} ],
+	damaged => sub {
+		is(twophase_files($pair->new_primary), '', 'the new primary has no file of it');
+	},
+	repaired => sub {
+		is($pair->primary->query(q{SELECT gid FROM pg_prepared_xacts}), 'held', 'it is prepared');
+		$pair->primary->query(q{COMMIT PREPARED 'held'});
+		$pair->primary->wait_replayed($pair->standby);
+		is($pair->standby->query('SELECT x FROM t WHERE id = 401'), 'held', 'and can be finished');
+	});
+
 # ---- replication progress ---------------------------------------------------------------
 
 my $progress = q{SELECT string_agg(coalesce(external_id, local_id::text) || ' ' || remote_lsn, ', ' ORDER BY external_id)
