@@ -248,9 +248,12 @@ $pair->story('a prepared transaction that the new primary has not written yet',
 	},
 	repaired => sub {
 		is($pair->primary->query(q{SELECT gid FROM pg_prepared_xacts}), 'held', 'it is prepared');
-		$pair->primary->query(q{COMMIT PREPARED 'held'});
-		$pair->primary->wait_replayed($pair->standby);
-		is($pair->standby->query('SELECT x FROM t WHERE id = 401'), 'held', 'and can be finished');
+	});
+# Had the rejoined node forgotten it, it could not be finished after a failover.
+$pair->story('finished after the next failover',
+	gained => [ q{COMMIT PREPARED 'held'} ],
+	repaired => sub {
+		is($pair->standby->query('SELECT x FROM t WHERE id = 401'), 'held', 'it is');
 	});
 
 # ---- replication progress ---------------------------------------------------------------
