@@ -49,10 +49,17 @@ extern Action *plan_add(Plan *plan, ActionKind kind, Reason reason, const char *
 extern void plan_pages(Planning *p);
 
 /*
- * Does a relation's main fork have a page from before the fork?  Reads it up
- * to the first such page.
+ * What the pages of a relation's main fork tell of its age: one is from before
+ * the fork, or some are from after it and none from before, or neither.  Reads
+ * up to the first page from before.
  */
-extern bool rel_has_old_page(const Planning *p, RelFile rel);
+typedef enum RelAge
+{
+	REL_OLD,
+	REL_NEW,
+	REL_AGELESS
+} RelAge;
+extern RelAge rel_age(const Planning *p, RelFile rel);
 
 /* plan_files.c: relations, folders of databases, tablespaces */
 extern void plan_tablespaces(Planning *p);

@@ -9,8 +9,8 @@
  * what rejoin can't fetch, as the folder has gone there, would be missing.
  *
  * Local WAL doesn't tell of it, the new primary's does.  It is read only if the
- * two nodes don't have the same folders: else all that was copied since has
- * gone again.  The list of files was taken before; what happens later is as in
+ * two nodes don't have the same folders, or may have the same by chance: else
+ * all that was copied since has gone again.  The list of files was taken before; what happens later is as in
  * any base backup (see the caveats of CREATE DATABASE there).
  *
  * It also tells a folder that was dropped there, which replay will remove, from
@@ -148,8 +148,11 @@ same_folders(const Planning *p)
 void
 plan_read_databases(Planning *p, const History *source_history)
 {
+	const Facts *facts = p->facts;
+
 	/* nothing to repair if nothing came after the fork */
-	if (p->facts->records_after > 0 && !same_folders(p))
+	if (facts->records_after > 0 &&
+		(!same_folders(p) || facts->databases_created_after.n > 0 || facts->databases_dropped_after.n > 0))
 		read_source(p, source_history);
 }
 

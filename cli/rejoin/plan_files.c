@@ -19,8 +19,8 @@
  *
  * An old file that the new primary dropped is left alone on purpose: replay of
  * a CREATE DATABASE that copies files may need it before it is dropped.  That
- * goes for empty files too, where the new primary dropped or moved the whole
- * database: nothing in one tells its age, and nothing would show in a new file.
+ * goes for files that tell nothing of their age too (empty ones, for example),
+ * where the new primary dropped or moved the whole database.
  *
  * A relation that is missing without a record that drops it means that DROP
  * DATABASE was killed amid its folder.  Then no file in there is relied on: what
@@ -256,15 +256,23 @@ rel_is_there(const Planning *p, RelFile rel)
 	return is_there(p, rel_path(rel, MAIN_FORKNUM, 0)) || is_there(p, rel_path(rel, INIT_FORKNUM, 0));
 }
 
-/* Nothing but an empty file is here, of a database that has no folder there. */
+/* Was it there at the fork, as far as its pages tell? */
 static bool
-is_empty_of_gone_database(const Planning *p, RelFile rel)
+rel_is_old(const Planning *p, RelFile rel)
 {
 	char	   *path = rel_path(rel, MAIN_FORKNUM, 0);
-	const SourceFile *file = find_file(p->here, p->nhere, path);
 
 	*strrchr(path, '/') = '\0';
-	return file != NULL && file->size == 0 && !is_there(p, path);
+	switch (rel_age(p, rel))
+	{
+		case REL_OLD:
+			return true;
+		case REL_NEW:
+			return false;
+		case REL_AGELESS:
+			break;
+	}
+	return !is_there(p, path);
 }
 
 static void
@@ -288,8 +296,7 @@ plan_local_relation(Planning *p, RelFile rel)
 
 	/* a pure lookup unless the file is suspicious */
 	may_be_new = created_after || !there || rel.node >= p->facts->checkpoint.nextOid;
-	if (!may_be_new ||
-		(!created_after && (rel_has_old_page(p, rel) || is_empty_of_gone_database(p, rel))))
+	if (!may_be_new || (!created_after && rel_is_old(p, rel)))
 		return;
 	if (!there)
 		delete_relation(p, rel, created_after ? REASON_CREATED : REASON_ORPHAN);

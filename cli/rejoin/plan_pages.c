@@ -120,25 +120,28 @@ page_state(const Planning *p, char *page, ssize_t n, BlockNumber block)
 	return p->target->torn_pages ? PAGE_TORN : PAGE_FINE;
 }
 
-bool
-rel_has_old_page(const Planning *p, RelFile rel)
+RelAge
+rel_age(const Planning *p, RelFile rel)
 {
 	OpenSegment segment = {.fd = -1};
 	PGAlignedBlock page;
-	bool		found = false;
+	RelAge		age = REL_AGELESS;
 
-	for (BlockNumber block = 0; !found; block++)
+	for (BlockNumber block = 0; age != REL_OLD; block++)
 	{
 		XLogRecPtr	lsn;
 
 		if (read_page(&segment, rel, MAIN_FORKNUM, block, page.data) != BLCKSZ)
 			break;
 		lsn = PageGetLSN(page.data);
-		found = lsn != 0 && lsn <= p->facts->fork;
+		if (lsn > p->facts->fork)
+			age = REL_NEW;
+		else if (lsn > GIST_BUILD_LSN)
+			age = REL_OLD;
 	}
 	if (segment.valid && segment.fd >= 0)
 		close(segment.fd);
-	return found;
+	return age;
 }
 
 static int

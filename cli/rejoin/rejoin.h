@@ -31,6 +31,9 @@
 
 #define LSN_ARGS(lsn) (uint32) ((lsn) >> 32), (uint32) (lsn)
 
+/* What a sorted build of a GiST index leaves as LSN; gist.h, a server header */
+#define GIST_BUILD_LSN ((XLogRecPtr) 1)
+
 /* where an interrupted rejoin keeps what it needs to go on */
 #define REJOIN_DIR "tandem_rejoin"
 #define REJOIN_SLOT "tandem_rejoin"

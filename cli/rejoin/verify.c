@@ -23,8 +23,6 @@
 #define MOST_TRIES 20
 #define PAUSE_US 100000
 
-#define GIST_BUILD_LSN ((XLogRecPtr) 1)	/* gist.h, a server header */
-
 typedef struct Digest
 {
 	bool		absent;

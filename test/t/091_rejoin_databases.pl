@@ -86,6 +86,9 @@ is_refused('a table dropped in a database that was moved', 'less', sub { in_data
 is_refused('a database dropped here, moved there', 'gone', sub { $_[0]->query('DROP DATABASE gone') },
 	[ sprintf $move, 'gone' ]);
 
+is_refused('a database moved to the same place on both', 'each_side', sub { $_[0]->query(sprintf $move, 'each_side') },
+	[ sprintf $move, 'each_side' ]);
+
 # ---- Nothing of it matters if the copy has gone again --------------------------------
 
 new_database('short');

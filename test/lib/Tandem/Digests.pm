@@ -47,6 +47,20 @@ sub different_pages
 	my ($primary, $standby) = @_;
 	my @different;
 
+	# looking at a primary's page may prune it
+	for (1 .. 5)
+	{
+		@different = _different_now($primary, $standby) or last;
+		$primary->wait_replayed($standby);
+	}
+	return @different;
+}
+
+sub _different_now
+{
+	my ($primary, $standby) = @_;
+	my @different;
+
 	for my $database (split /\n/, $primary->query('SELECT datname FROM pg_database WHERE datallowconn AND datconnlimit <> -2 ORDER BY 1'))
 	{
 		my ($ours, $theirs) = map { _digests($_, $database) } $standby, $primary;
