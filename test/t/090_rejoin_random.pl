@@ -205,7 +205,10 @@ sub one_round
 		$load->start($new);
 	}
 
-	# ---- rejoin, under load
+	# that much WAL is hard to catch up with
+	$load->stop if $check_from_promotion;
+
+	# ---- rejoin, in most rounds under load
 	my @command = ('-D', $old->data_dir, '--source', $pair->source, '--slot', 'node', '--log', $old->logfile);
 	my $mark = $old->log_mark;
 	kill_a_rejoin('rejoin', @command) if $rejoin_killed;
@@ -235,7 +238,7 @@ sub one_round
 
 	# ---- every page that is replayed is compared
 	$new->set(wal_consistency_checking => 'all');
-	$load->start($new) if $quiet;
+	$load->start($new) if $quiet || $check_from_promotion;
 	let_run(0.5, 1.5);
 	if ($crash_rejoined)
 	{
