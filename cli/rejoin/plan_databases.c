@@ -150,9 +150,8 @@ plan_read_databases(Planning *p, const History *source_history)
 {
 	const Facts *facts = p->facts;
 
-	/* nothing to repair if nothing came after the fork */
-	if (facts->records_after > 0 &&
-		(!same_folders(p) || facts->databases_created_after.n > 0 || facts->databases_dropped_after.n > 0))
+	/* DROP DATABASE removes files before any record, so no record is needed after the fork */
+	if (!same_folders(p) || facts->databases_created_after.n > 0 || facts->databases_dropped_after.n > 0)
 		read_source(p, source_history);
 }
 
