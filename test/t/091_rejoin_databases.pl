@@ -54,15 +54,16 @@ $pair->story('made and moved after the fork',
 # What is lost makes rejoin refuse, because of what the new primary does.
 sub is_refused
 {
-	my ($name, $database, $lost, $gained) = @_;
+	my ($name, $database, $lost, $gained, $broken) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 
 	new_database($database);
 	$pair->part;
 	$lost->($pair->primary);
 	$pair->fail_over;
-	$pair->new_primary->query($_) for @{$gained};
 	my $dir = $pair->old_primary->data_dir;
+	$broken->($dir) if $broken;
+	$pair->new_primary->query($_) for @{$gained};
 	my $before = Tandem::Rejoin::tree($dir);
 	my ($code, undef, $err) = $pair->rejoin;
 	is($code, 1, "$name: refused");
@@ -88,6 +89,15 @@ is_refused('a database dropped here, moved there', 'gone', sub { $_[0]->query('D
 
 is_refused('a database moved to the same place on both', 'each_side', sub { $_[0]->query(sprintf $move, 'each_side') },
 	[ sprintf $move, 'each_side' ]);
+
+# DROP DATABASE removes the files first; killed then, it leaves no record.
+is_refused('a database whose drop was killed here, moved there', 'half', sub { },
+	[ sprintf $move, 'half' ],
+	sub {
+		my ($dir) = @_;
+		my $oid = $pair->new_primary->query(q{SELECT oid FROM pg_database WHERE datname = 'half'});
+		PostgreSQL::Test::Utils::system_or_bail('rm', '-r', "$dir/base/$oid");
+	});
 
 # ---- Nothing of it matters if the copy has gone again --------------------------------
 
