@@ -14,7 +14,7 @@
 # apart.
 #
 # SIZE=small (default) or full; REPEATS=n; SECONDS_EACH=n of pgbench; PARTS="guard
-# rejoin".  Writes bench/results/failback-VERSION-SIZE.json and .svg.
+# rejoin"; VOLUMES="100 1000" in MB.  Writes bench/results/failback-VERSION-SIZE.json and .svg.
 
 use strict;
 use warnings;
@@ -40,7 +40,7 @@ my $parts = $ENV{PARTS} || 'guard rejoin';
 my $clients = 8;
 my $scale = $full ? 100 : 20;
 my $load_scale = $full ? 50 : 10;
-my @volumes = $full ? (100, 1000, 4000) : (100, 1000);
+my @volumes = $ENV{VOLUMES} ? split / /, $ENV{VOLUMES} : $full ? (100, 1000, 4000) : (100, 1000);
 my @modes = qw(none commit data_flush all);
 my $screen = Test::More->builder->output;
 
@@ -221,9 +221,8 @@ sub start_and_catch_up
 	my $goal = $new->query('SELECT pg_current_wal_flush_lsn()');
 	my $node = $new->{bench_old};
 	# pg_rewind and pg_basebackup bring the new primary's configuration
-	open my $file, '>>', "$dir/postgresql.conf" or die "$dir: $!";
-	print $file "port = " . $node->port . "\nunix_socket_directories = '" . $node->host . "'\n";
-	close $file;
+	append_to_file("$dir/postgresql.conf",
+		"port = " . $node->port . "\nunix_socket_directories = '" . $node->host . "'\nprimary_slot_name = ''\n");
 	run_program('pg_ctl', 'start', '-w', '-s', '-D', $dir, '-l', "$dir.log");
 	poll_for(
 		sub {

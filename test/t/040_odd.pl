@@ -10,7 +10,7 @@ use Test::More;
 
 my $primary = Tandem::Node->new_primary('primary', conf => "max_replication_slots = 8\n");
 my $standby = $primary->new_standby('standby',
-	conf => "tandem.slot_sync_interval = 100ms\nmax_replication_slots = 8\n");
+	conf => "tandem.slot_sync_interval = 100ms\nmax_replication_slots = 9\n");
 
 sub sync_error
 {
