@@ -82,6 +82,11 @@ is($a->query('SELECT pg_is_in_recovery()'), 't', 'A is a standby');
 $b->wait_replayed($a);
 is_same_table($b, $a, 't', 'A has it all too');
 poll_for(sub { (tandem('status', at($b), also($a)))[0] == 0 }, 'a healthy topology after the switchover');
-is((tandem('doctor', at($b), also($a)))[0], 0, 'doctor has nothing to say about it');
+# its slot for a rejoin comes within a turn of the worker
+my @doctor;
+my $quiet = eval {
+	poll_for(sub { @doctor = tandem('doctor', at($b), also($a)); $doctor[0] == 0 }, 'doctor to be content', 30);
+};
+ok($quiet, 'doctor has nothing to say about it') or diag @doctor;
 
 done_testing();
