@@ -44,7 +44,9 @@ static char *fetch_dir = NULL;
 static void
 remove_fetch_dir(void)
 {
-	(void) rmtree(fetch_dir, true);
+	if (fetch_dir)
+		(void) rmtree(fetch_dir, true);
+	fetch_dir = NULL;
 }
 
 static char *

@@ -304,9 +304,14 @@ target_open(Target *target, const Options *options)
 					  "\"%s\" is a base backup that was never started to its end", found);
 	target->torn_pages = pages_may_be_torn(target);
 	read_options(target);
-	/* the last one wins: not where the directory was when the server last ran */
-	target->start_options = psprintf("%s \"-D\" \"%s\"",
-									 target->start_options ? target->start_options : "", target->dir);
+	/*
+	 * The last -D wins.  If the configuration is in here, it is this directory,
+	 * wherever it was when the server last ran; else -D may name the
+	 * configuration's.
+	 */
+	if (target->start_options == NULL || access("postgresql.conf", F_OK) == 0)
+		target->start_options = psprintf("%s \"-D\" \"%s\"",
+										 target->start_options ? target->start_options : "", target->dir);
 	if (options->config_file)
 		target->start_options = psprintf("%s \"-c\" \"config_file=%s\"",
 										 target->start_options, options->config_file);
