@@ -213,7 +213,7 @@ check_missing(const Facts *facts, const WalReader *reader, WalResult result, con
 	if (result != WAL_MISSING)
 		return result;
 	XLogFromFileName(wal_missing_segment(reader), &tli, &segno, facts->segment_size);
-	if (segno > facts->newest_segment)
+	if (segno >= facts->newest_segment)
 		return WAL_END;
 	rejoin_refuse("Give --restore-command if the archive has it; else a new base backup is the way that remains.",
 				  "WAL segment %s, needed to read %s, is neither here nor on the source",

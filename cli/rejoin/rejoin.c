@@ -131,9 +131,12 @@ fetch_wal(void *arg, const char *name)
 	char	   *path;
 	struct stat st;
 
-	/* past the newest one here local WAL ends, whatever others have */
+	/*
+	 * In the newest one here, or past it, local WAL ends, whatever others have:
+	 * the new primary's file of the fork's segment isn't ours.
+	 */
 	XLogFromFileName(name, &tli, &segno, r->target.segment_size);
-	if (segno > r->facts.newest_segment)
+	if (segno >= r->facts.newest_segment)
 		return NULL;
 	make_fetch_dir(r);
 	path = psprintf("%s/%s", r->fetch_dir, name);
@@ -287,6 +290,12 @@ read_wal(Rejoin *r)
 		facts_read_after(facts, r->reader, r->target.checksums);
 	else
 		facts->fork = facts->end;	/* merely behind */
+	/* asked before WAL was read here; a server started meanwhile streams */
+	if (XLogRecPtrIsInvalid(shared_end) && facts->end > r->source.flush)
+	{
+		target_check_stopped(&r->target);
+		source_refresh(&r->source);
+	}
 	if (XLogRecPtrIsInvalid(shared_end) && facts->end > r->source.flush)
 		rejoin_refuse("Both were primaries of the same timeline; a new base backup is the way that remains.",
 					  "local WAL goes on to %X/%X on timeline %u, where %s has only got to %X/%X",
