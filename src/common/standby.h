@@ -70,6 +70,13 @@ extern const TandemStandbyList *tandem_failback_standbys_list;
 #define TANDEM_STANDBY_LIST_SIZE(nnames) \
 	(offsetof(TandemStandbyList, names) + (nnames) * sizeof(NameData))
 
+/* room for any list, where it isn't allocated; cast its address */
+typedef union TandemStandbyListRoom
+{
+	int			align;
+	char		space[TANDEM_STANDBY_LIST_SIZE(TANDEM_MAX_STANDBYS)];
+} TandemStandbyListRoom;
+
 extern bool tandem_check_standby_list(char **newval, void **extra, GucSource source);
 extern void tandem_assign_standby_slots(const char *newval, void *extra);
 extern void tandem_assign_failback_standbys(const char *newval, void *extra);

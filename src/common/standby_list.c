@@ -276,11 +276,8 @@ parse_list(const char *text, TandemStandbyList *list)
 bool
 tandem_check_standby_list(char **newval, void **extra, GucSource source)
 {
-	union
-	{
-		TandemStandbyList list;
-		char		space[TANDEM_STANDBY_LIST_SIZE(TANDEM_MAX_STANDBYS)];
-	} parsed;
+	TandemStandbyListRoom room;
+	TandemStandbyList *parsed = (TandemStandbyList *) &room;
 	size_t		size;
 	Token		first = next_token(*newval);
 
@@ -288,17 +285,17 @@ tandem_check_standby_list(char **newval, void **extra, GucSource source)
 	if (first.kind == TOKEN_END)
 		return true;
 
-	if (!parse_list(*newval, &parsed.list))
+	if (!parse_list(*newval, parsed))
 		return false;
 
-	size = TANDEM_STANDBY_LIST_SIZE(parsed.list.nnames);
+	size = TANDEM_STANDBY_LIST_SIZE(parsed->nnames);
 	*extra = TANDEM_GUC_MALLOC(size);
 	if (*extra == NULL)
 	{
 		GUC_check_errmsg("out of memory");
 		return false;
 	}
-	memcpy(*extra, &parsed.list, size);
+	memcpy(*extra, parsed, size);
 	return true;
 }
 

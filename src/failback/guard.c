@@ -129,7 +129,7 @@ guards(void)
 static const TandemStandbyList *
 the_list(void)
 {
-	return tandem_guard->has_list ? &tandem_guard->standbys.list : NULL;
+	return tandem_guard->has_list ? (const TandemStandbyList *) &tandem_guard->standbys : NULL;
 }
 
 /* Publishes what the state and the confirmed position mean for waiters. */
@@ -404,6 +404,7 @@ void
 tandem_guard_configure(void)
 {
 	const TandemStandbyList *list = tandem_failback_standbys_list;
+	const TandemStandbyList *old_list;
 	int			mode = tandem_synchronous_transfer;
 	TimestampTz now = GetCurrentTimestamp();
 	XLogRecPtr	confirmed;
@@ -412,15 +413,16 @@ tandem_guard_configure(void)
 
 	LWLockAcquire(tandem_guard->lock, LW_EXCLUSIVE);
 
-	other_list = (list != NULL) != tandem_guard->has_list ||
+	old_list = the_list();
+	other_list = (list != NULL) != (old_list != NULL) ||
 		(list != NULL &&
-		 (list->nnames != tandem_guard->standbys.list.nnames ||
-		  memcmp(list, &tandem_guard->standbys.list, TANDEM_STANDBY_LIST_SIZE(list->nnames)) != 0));
+		 (list->nnames != old_list->nnames ||
+		  memcmp(list, old_list, TANDEM_STANDBY_LIST_SIZE(list->nnames)) != 0));
 	if (other_list)
 	{
 		tandem_guard->has_list = list != NULL;
 		if (list != NULL)
-			memcpy(tandem_guard->standbys.space, list, TANDEM_STANDBY_LIST_SIZE(list->nnames));
+			memcpy(&tandem_guard->standbys, list, TANDEM_STANDBY_LIST_SIZE(list->nnames));
 	}
 	if (other_list || mode != tandem_guard->mode ||
 		pg_atomic_read_u32(&tandem_guard->timeout) != tandem_failback_timeout)

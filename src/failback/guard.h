@@ -62,11 +62,7 @@ typedef struct TandemGuardShared
 	TimestampTz since;			/* of the state */
 	int			mode;			/* a TandemTransfer */
 	bool		has_list;
-	union
-	{
-		TandemStandbyList list;
-		char		space[TANDEM_STANDBY_LIST_SIZE(TANDEM_MAX_STANDBYS)];
-	} standbys;
+	TandemStandbyListRoom standbys;
 	char		self_test[TANDEM_GUARD_TEXT];	/* why pages can't be guarded */
 	char		reason[TANDEM_GUARD_TEXT];	/* of degradation */
 	XLogRecPtr	confirmed;		/* position of the list when last looked at */

@@ -37,8 +37,8 @@ typedef struct GuardCopy
 	TandemGuardState state;
 	TimestampTz since;
 	int			mode;
-	const TandemStandbyList *list;	/* NULL, or points to space */
-	char		space[TANDEM_STANDBY_LIST_SIZE(TANDEM_MAX_STANDBYS)];
+	const TandemStandbyList *list;	/* NULL, or points to room */
+	TandemStandbyListRoom room;
 	char		self_test[TANDEM_GUARD_TEXT];
 	char		reason[TANDEM_GUARD_TEXT];
 	char		wal_error[TANDEM_GUARD_TEXT];
@@ -71,8 +71,8 @@ copy_guard(void)
 	copy->mode = tandem_guard->mode;
 	if (tandem_guard->has_list)
 	{
-		memcpy(copy->space, tandem_guard->standbys.space, sizeof(copy->space));
-		copy->list = (const TandemStandbyList *) copy->space;
+		copy->room = tandem_guard->standbys;
+		copy->list = (const TandemStandbyList *) &copy->room;
 	}
 	strlcpy(copy->self_test, tandem_guard->self_test, TANDEM_GUARD_TEXT);
 	strlcpy(copy->reason, tandem_guard->reason, TANDEM_GUARD_TEXT);
