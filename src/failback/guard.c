@@ -88,6 +88,14 @@
 
 #define MAX_BACKOFF_MS (10 * 60 * 1000)
 
+/*
+ * How much unflushed WAL makes a process that writes pages wake the WAL writer,
+ * which flushes this much at once (wal_writer_flush_after), and after how many
+ * of its pages it looks.
+ */
+#define FLUSH_AHEAD_BYTES (1024 * 1024)
+#define FLUSH_AHEAD_PAGES 16
+
 TandemGuardShared *tandem_guard = NULL;
 bool		tandem_guard_exempt = false;
 
@@ -604,6 +612,28 @@ tandem_guard_wait(XLogRecPtr lsn, TandemGuardWait kind, bool (*stop)(void))
 }
 
 /*
+ * Whoever dirties pages fast, as a bulk load does, soon writes them, and then
+ * waits for a flush here and for one at the standbys.  With the WAL writer woken
+ * as soon as there is enough to flush, both are mostly done by then.  The
+ * position is rounded down: WAL up to the start of a page was certainly inserted
+ * or is being inserted, which the WAL writer waits for.
+ */
+static void
+flush_ahead(void)
+{
+	static int	calls = 0;
+	XLogRecPtr	inserted;
+
+	if (++calls < FLUSH_AHEAD_PAGES)
+		return;
+	calls = 0;
+	inserted = GetXLogInsertRecPtr();
+	inserted -= inserted % XLOG_BLCKSZ;
+	if (inserted > GetFlushRecPtr(NULL) + FLUSH_AHEAD_BYTES)
+		XLogSetAsyncXactLSN(inserted);
+}
+
+/*
  * Without checksums a page is written from where others may still set hint
  * bits, which moves its LSN if those are logged.  The LSN we looked at must
  * be that of what is written, so a copy is.  With checksums the buffer manager
@@ -620,6 +650,7 @@ tandem_guard_page(TandemPage page)
 		RecoveryInProgress())
 		return page;
 
+	flush_ahead();
 	if (wal_log_hints && !DataChecksumsEnabled())
 	{
 		memcpy(copy.data, page, BLCKSZ);
