@@ -277,6 +277,50 @@ CREATE VIEW tandem.failback AS SELECT * FROM tandem.failback_status();
 COMMENT ON VIEW tandem.failback IS
 'one row: does the guard of data pages work, what does it cost, how much WAL is kept for a node to be rejoined';
 
+/* ---- subscriptions ------------------------------------------------------- */
+
+CREATE FUNCTION tandem.adopt(subscription name, options text DEFAULT '') RETURNS void
+AS 'MODULE_PATHNAME', 'tandem_adopt' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.adopt(name, text) IS
+'takes over a disabled subscription of this database, or changes options of an adopted one';
+
+CREATE FUNCTION tandem.release(subscription name, force boolean DEFAULT false) RETURNS void
+AS 'MODULE_PATHNAME', 'tandem_release' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.release(name, boolean) IS
+'hands a subscription back to the server, disabled; force empties tables that are copied halfway';
+
+CREATE FUNCTION tandem.subscriptions_status(
+	OUT subscription name,
+	OUT subid oid,
+	OUT owner name,
+	OUT enabled boolean,
+	OUT state text,
+	OUT reason text,
+	OUT pid integer,
+	OUT received_lsn pg_lsn,
+	OUT applied_lsn pg_lsn,
+	OUT flushed_lsn pg_lsn,
+	OUT lag_bytes bigint,
+	OUT lag interval,
+	OUT inserts bigint,
+	OUT updates bigint,
+	OUT deletes bigint,
+	OUT truncates bigint,
+	OUT transactions bigint,
+	OUT last_error text,
+	OUT last_error_at timestamptz,
+	OUT error_count integer,
+	OUT next_retry timestamptz,
+	OUT database name,
+	OUT hint text,
+	OUT workers integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_subscriptions_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 10;
+
+CREATE VIEW tandem.subscriptions AS SELECT * FROM tandem.subscriptions_status();
+COMMENT ON VIEW tandem.subscriptions IS
+'one row a subscription with a label of pg_tandem: does it run, how far is it, what was the last error';
+
 /* ---- privileges ---------------------------------------------------------- */
 
 REVOKE ALL ON FUNCTION tandem.slots_status() FROM PUBLIC;
@@ -288,11 +332,14 @@ REVOKE ALL ON FUNCTION tandem.standbys_status() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.failback_standbys_status() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.failback_status() FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.drop_hold(text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.adopt(name, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.release(name, boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.subscriptions_status() FROM PUBLIC;
 
 -- A view checks the caller's right to execute the function beneath it.
 GRANT EXECUTE ON FUNCTION
 	tandem.slots_status(), tandem.failover_ready(), tandem.sync_status_row(),
 	tandem.standbys_status(), tandem.failback_standbys_status(),
-	tandem.failback_status() TO pg_monitor;
+	tandem.failback_status(), tandem.subscriptions_status() TO pg_monitor;
 GRANT SELECT ON tandem.slots, tandem.sync_status, tandem.standbys,
-	tandem.failback TO pg_monitor;
+	tandem.failback, tandem.subscriptions TO pg_monitor;

@@ -23,6 +23,7 @@
 #include "failback/guard.h"
 #include "slots/gate.h"
 #include "slots/slots.h"
+#include "subscription/subscription.h"
 
 PG_MODULE_MAGIC;
 
@@ -41,6 +42,7 @@ tandem_shmem_request(void)
 	tandem_gate_shmem_request();
 	tandem_slots_shmem_request();
 	tandem_guard_shmem_request();
+	tandem_subscriptions_shmem_request();
 }
 
 static void
@@ -53,6 +55,7 @@ tandem_shmem_startup(void)
 	tandem_gate_shmem_startup();
 	tandem_slots_shmem_startup();
 	tandem_guard_shmem_startup();
+	tandem_subscriptions_shmem_startup();
 }
 
 void
@@ -72,4 +75,5 @@ _PG_init(void)
 	tandem_gate_init();
 	tandem_slots_init();
 	tandem_failback_init();
+	tandem_subscriptions_init();
 }

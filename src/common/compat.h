@@ -164,6 +164,56 @@ typedef char *TandemPage;
 #define TANDEM_PAGE_IS_VERIFIED(page, block) PageIsVerifiedExtended(page, block, 0)
 #endif
 
+/* ---- subscriptions ------------------------------------------------------------ */
+
+/* Does this role own the subscription? */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_SUBSCRIPTION_OWNERCHECK(subid, role) \
+	object_ownercheck(SubscriptionRelationId, subid, role)
+#else
+#define TANDEM_SUBSCRIPTION_OWNERCHECK(subid, role) pg_subscription_ownercheck(subid, role)
+#endif
+
+/* The server's own workers of a subscription; caller has LogicalRepWorkerLock. */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_CORE_WORKERS(subid) logicalrep_workers_find(subid, false, false)
+#else
+#define TANDEM_CORE_WORKERS(subid) logicalrep_workers_find(subid, false)
+#endif
+
+/* All tables of a subscription, as a list of SubscriptionRelState. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_SUBSCRIPTION_RELATIONS(subid) GetSubscriptionRelations(subid, false)
+#else
+#define TANDEM_SUBSCRIPTION_RELATIONS(subid) GetSubscriptionRelations(subid)
+#endif
+
+/* Adds a table without an LSN. */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_ADD_SUBSCRIPTION_REL(subid, relid, state) \
+	AddSubscriptionRelState(subid, relid, state, InvalidXLogRecPtr, true)
+#else
+#define TANDEM_ADD_SUBSCRIPTION_REL(subid, relid, state) \
+	AddSubscriptionRelState(subid, relid, state, InvalidXLogRecPtr)
+#endif
+
+/* A connection to the publisher for logical replication. */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_WALRCV_CONNECT(conninfo, name, password, error) \
+	walrcv_connect(conninfo, true, true, password, name, error)
+#elif PG_VERSION_NUM >= 160000
+#define TANDEM_WALRCV_CONNECT(conninfo, name, password, error) \
+	walrcv_connect(conninfo, true, password, name, error)
+#else
+#define TANDEM_WALRCV_CONNECT(conninfo, name, password, error) \
+	walrcv_connect(conninfo, true, name, error)
+#endif
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_MUST_USE_PASSWORD(sub) ((sub)->passwordrequired && !(sub)->ownersuperuser)
+#else
+#define TANDEM_MUST_USE_PASSWORD(sub) false
+#endif
+
 /* ---- waiting ------------------------------------------------------------------ */
 
 /* A wait event of our own where the server has them; called at startup. */
