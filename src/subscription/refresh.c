@@ -136,7 +136,7 @@ static List *
 fetch_tables(const Subscription *sub, List *validate)
 {
 	char	   *error = NULL;
-	List	   *tables = NIL;
+	List	   *volatile tables = NIL;
 	WalReceiverConn *conn;
 
 	load_file("libpqwalreceiver", false);
