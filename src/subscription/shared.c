@@ -359,6 +359,18 @@ tandem_subscription_failed(ErrorData *error)
 
 /* ---- Holding ------------------------------------------------------------------ */
 
+/* Notes what this transaction does to a subscription. */
+static void
+remember(Oid subid, HeldKind kind)
+{
+	if (nheld == max_held)
+	{
+		held = repalloc(held, sizeof(Held) * max_held * 2);
+		max_held *= 2;
+	}
+	held[nheld++] = (Held){.subid = subid, .kind = kind};
+}
+
 static void
 wake_apply(TandemSubscriptionSlot *slot)
 {
@@ -402,18 +414,6 @@ void
 tandem_launcher_wake_at_commit(void)
 {
 	wake_at_commit = true;
-}
-
-/* Notes what this transaction does to a subscription. */
-static void
-remember(Oid subid, HeldKind kind)
-{
-	if (nheld == max_held)
-	{
-		held = repalloc(held, sizeof(Held) * max_held * 2);
-		max_held *= 2;
-	}
-	held[nheld++] = (Held){.subid = subid, .kind = kind};
 }
 
 /* Is a process of the slot there, or on its way?  Copies their pids. */
