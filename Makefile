@@ -2,7 +2,7 @@
 #
 #   make              build                make install      install into the server
 #   make check        test                 make demo         a failover in two minutes
-#   make bench-slots, bench-failback: measure
+#   make bench-slots, bench-failback, bench-tables: measure
 #   make lint, format, clean
 #
 # check, demo and the benchmarks need no "make install" and change nothing that is
@@ -24,7 +24,7 @@ export PG_CONFIG PROVE_TESTS PROVE_FLAGS CASSERT SANITIZE WERROR SIZE
 
 BUILD = $(MAKE) --no-print-directory -f build-aux/pgxs.mk
 
-.PHONY: all install uninstall installcheck clean check demo bench-slots bench-failback lint format
+.PHONY: all install uninstall installcheck clean check demo bench-slots bench-failback bench-tables lint format
 all install uninstall installcheck:
 	@build-aux/packages require build
 	@$(BUILD) $@
@@ -37,7 +37,7 @@ demo:
 	@build-aux/packages install build
 	@build-aux/with-server demo/demo.sh
 
-bench-slots bench-failback:
+bench-slots bench-failback bench-tables:
 	@build-aux/packages install build test bench
 	@build-aux/with-server bench/$(@:bench-%=%).pl
 

@@ -28,6 +28,9 @@
 #define TAKES_DRY_RUN 0x10
 #define TAKES_REJOIN 0x20
 #define TAKES_NODES 0x40		/* works on a topology */
+#define TAKES_OPTIONS 0x80
+#define TAKES_FORCE 0x100
+#define TAKES_LIVE 0x200		/* --watch, its seconds may be left out */
 
 typedef struct Options
 {
@@ -48,6 +51,11 @@ typedef struct Options
 	bool		yes;
 	bool		dry_run;
 
+	/* subscriptions */
+	const char *subscription;	/* the argument, or NULL */
+	const char *adopt_options;
+	bool		force;
+
 	/* rejoin */
 	const char *program;		/* argv[0] */
 	const char *data_dir;
@@ -63,6 +71,8 @@ typedef struct Command
 {
 	const char *name;
 	int			takes;			/* TAKES_... */
+	int			least_arguments;	/* 0 or 1: the name of a subscription */
+	int			most_arguments;
 	const char *synopsis;		/* the options that only this one has */
 	const char *summary;		/* one line, for "tandem --help" */
 	const char *help;			/* what "tandem NAME --help" adds */
@@ -73,6 +83,9 @@ extern const Command status_command;
 extern const Command doctor_command;
 extern const Command slots_command;
 extern const Command rejoin_command;
+extern const Command adopt_command;
+extern const Command release_command;
+extern const Command sync_command;
 extern const Command uninstall_command;
 
 #endif							/* TANDEM_COMMAND_H */

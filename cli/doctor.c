@@ -109,7 +109,7 @@ doctor_screen(Topology *topology, PQExpBuffer out)
 static int
 run_doctor(const Options *options)
 {
-	return watch_run(options, doctor_screen);
+	return watch_run(options, doctor_screen, false);
 }
 
 const Command doctor_command = {

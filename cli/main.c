@@ -26,6 +26,9 @@ static const Command *const commands[] = {
 	&doctor_command,
 	&slots_command,
 	&rejoin_command,
+	&adopt_command,
+	&release_command,
+	&sync_command,
 	&uninstall_command,
 	NULL};
 
@@ -39,6 +42,8 @@ enum
 	OPT_READY,
 	OPT_YES,
 	OPT_DRY_RUN,
+	OPT_OPTIONS,
+	OPT_FORCE,
 	OPT_SOURCE,
 	OPT_SLOT,
 	OPT_RESTORE_COMMAND,
@@ -55,9 +60,12 @@ static const struct
 } option_table[] = {
 	{TAKES_JSON, {"json", no_argument, NULL, OPT_JSON}, "      --json               print one JSON object"},
 	{TAKES_WATCH, {"watch", required_argument, NULL, OPT_WATCH}, "      --watch=SECONDS      print it again every SECONDS until Ctrl-C"},
+	{TAKES_LIVE, {"watch", optional_argument, NULL, OPT_WATCH}, "      --watch[=SECONDS]    go on until all is ready, a screen every SECONDS (default 1)"},
 	{TAKES_READY, {"ready", no_argument, NULL, OPT_READY}, "      --ready              only say whether a failover now would lose nothing"},
 	{TAKES_YES, {"yes", no_argument, NULL, OPT_YES}, "      --yes                don't ask for confirmation"},
 	{TAKES_DRY_RUN, {"dry-run", no_argument, NULL, OPT_DRY_RUN}, "      --dry-run            show what would be done, change nothing"},
+	{TAKES_OPTIONS, {"options", required_argument, NULL, OPT_OPTIONS}, "      --options=LIST       options of tandem.adopt(), such as \"workers = 4\""},
+	{TAKES_FORCE, {"force", no_argument, NULL, OPT_FORCE}, "      --force              don't wait for tables that are still copied: empty them, core copies them anew"},
 	{TAKES_REJOIN, {"pgdata", required_argument, NULL, 'D'}, "  -D, --pgdata=DIR         data directory of the old primary (default: PGDATA)"},
 	{TAKES_REJOIN, {"source", required_argument, NULL, OPT_SOURCE}, "      --source=CONNINFO    connection string of the new primary"},
 	{TAKES_REJOIN, {"slot", required_argument, NULL, OPT_SLOT}, "      --slot=NAME          physical slot to stream with, made if missing (default tandem_rejoin)"},
@@ -80,7 +88,7 @@ static const struct
 static void
 print_help(void)
 {
-	printf(_("tandem looks after failover slots and failback of PostgreSQL servers that run pg_tandem.\n\n"));
+	printf(_("tandem looks after failover slots, failback and subscriptions of PostgreSQL servers that run pg_tandem.\n\n"));
 	printf(_("Usage:\n  tandem COMMAND [OPTION]...\n\nCommands:\n"));
 	for (int i = 0; commands[i] != NULL; i++)
 		printf("  %-11s %s\n", commands[i]->name, commands[i]->summary);
@@ -210,7 +218,7 @@ parse_options(const Command *command, int argc, char **argv, Options *options)
 				options->json = true;
 				break;
 			case OPT_WATCH:
-				options->watch = parse_seconds(command, "watch", optarg, 0.1);
+				options->watch = optarg ? parse_seconds(command, "watch", optarg, 0.1) : 1;
 				break;
 			case OPT_READY:
 				options->ready = true;
@@ -221,16 +229,30 @@ parse_options(const Command *command, int argc, char **argv, Options *options)
 			case OPT_DRY_RUN:
 				options->dry_run = true;
 				break;
+			case OPT_OPTIONS:
+				options->adopt_options = optarg;
+				break;
+			case OPT_FORCE:
+				options->force = true;
+				break;
 			default:
 				/* getopt_long has named the wrong option */
 				usage_error(command);
 		}
 	}
-	if (optind < argc)
+	if (argc - optind > command->most_arguments)
 	{
-		pg_log_error("too many arguments: \"%s\" is one too many", text_clean(argv[optind]));
+		pg_log_error("too many arguments: \"%s\" is one too many",
+					 text_clean(argv[optind + command->most_arguments]));
 		usage_error(command);
 	}
+	if (argc - optind < command->least_arguments)
+	{
+		pg_log_error("the name of the subscription is missing");
+		usage_error(command);
+	}
+	if (optind < argc)
+		options->subscription = argv[optind];
 	if (options->never_password && options->force_password)
 	{
 		pg_log_error("options -w and -W can't be used together");

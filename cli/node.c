@@ -29,6 +29,7 @@
 #include "common/string.h"
 #include "fe_utils/string_utils.h"
 #include "node.h"
+#include "subscription.h"
 #include "text.h"
 #include "watch.h"
 
@@ -373,6 +374,12 @@ open_connection(Node *node, const char *dbname, const char **error)
 	return conn;
 }
 
+int
+node_timeout_ms(void)
+{
+	return connect_options->timeout_ms;
+}
+
 PGconn *
 node_connect_database(Node *node, const char *dbname, const char **error)
 {
@@ -666,6 +673,7 @@ remove_node(Topology *topology, int at)
 
 	if (node->conn)
 		PQfinish(node->conn);
+	node_close_databases(node);
 	free(node->host);
 	free(node->port);
 	free(node->database);

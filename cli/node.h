@@ -25,6 +25,7 @@ typedef struct Node
 	char	   *port;
 	char	   *database;		/* where the extension is, once known */
 	char	   *password;		/* typed by the user */
+	struct NodeDatabase *databases; /* more connections of ours, see subscription.c */
 	PGconn	   *conn;
 
 	/* what it said for this screen; until topology_forget() */
@@ -59,6 +60,7 @@ typedef struct Node
 	PGresult   *failback;		/* tandem.failback */
 	const char *tandem_error;	/* why the tandem results are missing */
 	bool		tandem_denied;	/* ... and it was a matter of privilege */
+	const struct Subscriptions *subscriptions;	/* once asked for, see subscription.h */
 } Node;
 
 typedef struct Topology
@@ -91,6 +93,9 @@ extern void topology_close(Topology *topology);
  */
 extern PGresult *node_query(Node *node, const char *sql, const char **error,
 							const char **sqlstate);
+
+/* The bound of --timeout, for conn_query(). */
+extern int	node_timeout_ms(void);
 
 /* One more connection to another database of the node, or NULL and *error. */
 extern PGconn *node_connect_database(Node *node, const char *dbname, const char **error);

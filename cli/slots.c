@@ -242,7 +242,7 @@ slots_screen(Topology *t, PQExpBuffer out)
 static int
 run_slots(const Options *options)
 {
-	return watch_run(options, slots_screen);
+	return watch_run(options, slots_screen, false);
 }
 
 const Command slots_command = {

@@ -355,7 +355,7 @@ status_screen(Topology *topology, PQExpBuffer out)
 static int
 run_status(const Options *options)
 {
-	return watch_run(options, status_screen);
+	return watch_run(options, status_screen, false);
 }
 
 const Command status_command = {

@@ -89,6 +89,22 @@ table_colour(Table *table, int column, TextColour colour)
 }
 
 void
+table_cell_raw(Table *table, int column, const char *text, TextColour colour)
+{
+	table->last_row->cells[column] = text;
+	table->last_row->colours[column] = colour;
+}
+
+void
+table_blank_missing(Table *table)
+{
+	for (TableRow *row = table->first; row; row = row->next)
+		for (int i = 0; i < table->ncolumns && row->note == NULL; i++)
+			if (strcmp(row->cells[i], "-") == 0)
+				row->cells[i] = "";
+}
+
+void
 table_note(Table *table, const char *text)
 {
 	append_row(table)->note = text_clean(text);

@@ -26,6 +26,12 @@ extern void table_row(Table *table,...);
 /* Colours one cell of the last row. */
 extern void table_colour(Table *table, int column, TextColour colour);
 
+/* Replaces one cell of the last row by text of our own, which isn't cleaned. */
+extern void table_cell_raw(Table *table, int column, const char *text, TextColour colour);
+
+/* Cells without a value stay empty. */
+extern void table_blank_missing(Table *table);
+
 /* A line of its own under the last row, indented and wrapped. */
 extern void table_note(Table *table, const char *text);
 

@@ -54,6 +54,12 @@ text_is_terminal(void)
 	return is_terminal;
 }
 
+bool
+text_is_utf8(void)
+{
+	return locale_is_utf8;
+}
+
 int
 text_screen_width(void)
 {

@@ -29,6 +29,9 @@ extern void text_init(void);
 extern int	text_screen_width(void);
 extern bool text_is_terminal(void);
 
+/* May more than ASCII be printed? */
+extern bool text_is_utf8(void);
+
 /*
  * All strings below live until the next screen_forget(), which --watch calls
  * before each screen.

@@ -20,6 +20,7 @@
 #include "watch.h"
 
 volatile sig_atomic_t watch_interrupted = 0;
+bool		watch_finished = false;
 
 static void
 handle_sigint(SIGNAL_ARGS)
@@ -49,7 +50,7 @@ show(PQExpBuffer screen, bool redraw)
 }
 
 int
-watch_run(const Options *options, ScreenFunction screen)
+watch_run(const Options *options, ScreenFunction screen, bool is_log)
 {
 	Topology   *topology = topology_create(options);
 	bool		redraw = options->watch > 0 && text_is_terminal() && !options->json;
@@ -72,7 +73,7 @@ watch_run(const Options *options, ScreenFunction screen)
 		if (watch_interrupted)
 			break;
 		resetPQExpBuffer(&out);
-		if (options->watch > 0 && !options->json)
+		if (options->watch > 0 && !options->json && (redraw || !is_log))
 		{
 			time_t		now = time(NULL);
 			char		clock[32];
@@ -87,7 +88,7 @@ watch_run(const Options *options, ScreenFunction screen)
 		topology_forget(topology);
 		first = false;
 
-		if (options->watch == 0 || watch_interrupted)
+		if (options->watch == 0 || watch_interrupted || watch_finished)
 			break;
 		nanosleep(&pause, NULL);
 		if (watch_interrupted)

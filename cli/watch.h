@@ -17,10 +17,19 @@
 /* Ctrl-C was pressed during --watch. */
 extern volatile sig_atomic_t watch_interrupted;
 
+/*
+ * Set by a screen function: this was the last screen.  For --watch that waits
+ * for an end.
+ */
+extern bool watch_finished;
+
 /* Composes one screen from what the nodes said; returns the exit code. */
 typedef int (*ScreenFunction)(Topology *topology, PQExpBuffer out);
 
-/* Runs the whole subcommand; returns the exit code of the last screen. */
-extern int	watch_run(const Options *options, ScreenFunction screen);
+/*
+ * Runs the whole subcommand; returns the exit code of the last screen.  With
+ * "is_log" what is no terminal gets screens without headings: lines to keep.
+ */
+extern int	watch_run(const Options *options, ScreenFunction screen, bool is_log);
 
 #endif							/* TANDEM_WATCH_H */
