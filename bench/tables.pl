@@ -213,8 +213,9 @@ sub start_load
 			push @command, '-f', "$file\@1";
 		}
 	}
+	local $ENV{PGAPPNAME} = 'load';
 	my $run = IPC::Run::start([ @command, @to ], '<', \undef, '&>', '/dev/null');
-	poll_for(sub { $publisher->query(q{SELECT count(*) >= 4 FROM pg_stat_activity WHERE application_name = 'pgbench'}) eq 't' },
+	poll_for(sub { $publisher->query(q{SELECT count(*) >= 4 FROM pg_stat_activity WHERE application_name = 'load'}) eq 't' },
 		'the load');
 	return $run;
 }
@@ -225,7 +226,7 @@ sub stop_load
 	return if !$run;
 	$run->signal('INT');
 	$run->finish;
-	poll_for(sub { $publisher->query(q{SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgbench'}) eq 't' },
+	poll_for(sub { $publisher->query(q{SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'load'}) eq 't' },
 		'the end of the load');
 	return;
 }

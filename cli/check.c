@@ -16,9 +16,10 @@
 #include "postgres_fe.h"
 
 #include "check.h"
+#include "subscription.h"
 
 static const Check *const all_checks[] = {
-	extension_checks, setting_checks, link_checks, slot_checks, failback_checks};
+	extension_checks, setting_checks, link_checks, slot_checks, failback_checks, subscription_checks};
 
 static void
 run_check(Diagnosis *d, const Check *check, Node *node)
@@ -37,6 +38,8 @@ diagnose(Topology *topology, bool runtime_only)
 	Diagnosis  *d = screen_alloc(sizeof(Diagnosis));
 
 	d->topology = topology;
+	for (int i = 0; i < topology->nnodes; i++)
+		node_subscriptions(topology->nodes[i]);
 	for (int table = 0; table < (int) lengthof(all_checks); table++)
 	{
 		for (const Check *check = all_checks[table]; check->run; check++)

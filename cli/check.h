@@ -74,6 +74,10 @@ extern const Check extension_checks[];
 extern const Check link_checks[];
 extern const Check slot_checks[];
 extern const Check failback_checks[];
+extern const Check subscription_checks[];
+
+/* Background workers that the adopted subscriptions of a node use at most. */
+extern int	subscription_processes(const Node *node);
 
 /* May a node come back after it was replaced?  NULL if so, else why not. */
 extern const char *rejoin_obstacle(const Topology *topology, const Node *node);

@@ -18,7 +18,7 @@
 #define HOLD_PREFIX "tandem_hold_"
 #define RESERVE_SLOTS 2			/* advised beyond what is needed */
 #define OWN_SLOTS 2				/* tandem_reserve and tandem_proof on a standby */
-#define OWN_WORKERS 3			/* the two workers, and a helper of one */
+#define OWN_WORKERS 4			/* the three workers, and a helper of one */
 
 /* Slots on the primary, by kind. */
 typedef struct SlotCount
@@ -96,6 +96,7 @@ node_needs(const Topology *topology, const Node *node, Need *needs)
 	int64		keep = node_setting_int(node, "max_slot_wal_keep_size", -1);	/* MB */
 	int64		kept_mb = (wal_kept(node) + 1024 * 1024 - 1) / (1024 * 1024);
 	int64		logical_workers = node_setting_int(node, "max_logical_replication_workers", 0);
+	int			own_workers = OWN_WORKERS + subscription_processes(node);
 
 	if (node->settings == NULL)
 		return 0;
@@ -151,10 +152,10 @@ node_needs(const Topology *topology, const Node *node, Need *needs)
 	needs[n++] = (Need){
 		node, "max_worker_processes",
 		node_setting_int(node, "max_worker_processes", 0),
-		OWN_WORKERS + (logical_workers > 0 ? 1 + logical_workers : 0),
-		OWN_WORKERS + (logical_workers > 0 ? 1 + logical_workers : 0),
+		own_workers + (logical_workers > 0 ? 1 + logical_workers : 0),
+		own_workers + (logical_workers > 0 ? 1 + logical_workers : 0),
 		screen_printf("%d for pg_tandem, %d for logical replication; parallel queries use what is left",
-					  OWN_WORKERS, (int) (logical_workers > 0 ? 1 + logical_workers : 0))};
+					  own_workers, (int) (logical_workers > 0 ? 1 + logical_workers : 0))};
 	needs[n++] = (Need){
 		node, "max_slot_wal_keep_size", keep, kept_mb, 2 * kept_mb,
 		screen_printf("MB; the slot furthest behind keeps %d now; advised: twice that; -1 = no limit",

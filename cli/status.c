@@ -10,6 +10,7 @@
 
 #include "access/xlogdefs.h"
 #include "check.h"
+#include "subscription.h"
 #include "table.h"
 #include "watch.h"
 
@@ -181,6 +182,47 @@ print_guard(const Topology *t, PQExpBuffer out)
 	table_print(table, out);
 }
 
+/* Subscriptions of every node, whoever runs them. */
+static void
+print_subscriptions(const Topology *t, PQExpBuffer out)
+{
+	static const char *const columns[] = {
+		"SUBSCRIPTION", "DATABASE", "NODE", "RUN BY", "STATE", ">BEHIND", ">LAG", ">TABLES", ">TRANSACTIONS", NULL};
+	Table	   *table = table_new(columns);
+	int			rows = 0;
+
+	for (int i = 0; i < t->nnodes; i++)
+	{
+		const Subscriptions *all = node_subscriptions(t->nodes[i]);
+
+		for (int j = 0; j < all->n; j++)
+		{
+			const Subscription *s = &all->list[j];
+			const char *state = subscription_field(s, "state");
+			const char *bytes = subscription_field(s, "lag_bytes");
+			const char *lag = subscription_field(s, "lag_seconds");
+
+			if (!s->labelled)
+				state = s->enabled ? "enabled" : "disabled";
+			rows++;
+			table_row(table, s->name, s->database, t->nodes[i]->label,
+					  s->labelled ? "pg_tandem" : "server", state ? state : "unknown",
+					  bytes ? text_bytes(strtoll(bytes, NULL, 10)) : NULL,
+					  lag ? text_duration(atof(lag)) : NULL,
+					  s->tables ? screen_printf(INT64_FORMAT "/" INT64_FORMAT, subscription_sum(s, "ready", "tables"),
+												subscription_sum(s, NULL, "tables")) :
+								  NULL,
+					  subscription_field(s, "transactions"));
+			if (s->labelled)
+				table_colour(table, 4, state && strcmp(state, "streaming") == 0 ? COLOUR_GOOD : COLOUR_WARN);
+		}
+	}
+	if (rows == 0)
+		return;
+	appendPQExpBufferChar(out, '\n');
+	table_print(table, out);
+}
+
 static void
 print_attention(const Diagnosis *d, PQExpBuffer out)
 {
@@ -240,6 +282,48 @@ json_guard(Json *json, const Node *node)
 }
 
 static void
+json_subscriptions(Json *json, Node *node)
+{
+	static const char *const texts[] = {
+		"state", "reason", "received_lsn", "applied_lsn", "flushed_lsn", "last_error", "last_error_at", "next_retry"};
+	static const char *const numbers[] = {
+		"lag_bytes", "lag_seconds", "inserts", "updates", "deletes", "truncates", "transactions", "error_count"};
+	const Subscriptions *all = node_subscriptions(node);
+
+	json_open_array(json, "subscriptions");
+	for (int i = 0; i < all->n; i++)
+	{
+		const Subscription *s = &all->list[i];
+
+		json_open_object(json, NULL);
+		json_string(json, "subscription", s->name);
+		json_string(json, "database", s->database);
+		json_string(json, "slot", s->slot);
+		json_bool(json, "labelled", s->labelled);
+		json_bool(json, "enabled", s->labelled ? field_is_true(s->view, 0, "enabled") : s->enabled);
+		json_string(json, "error", s->error);
+		for (int j = 0; j < (int) lengthof(texts); j++)
+			json_string(json, texts[j], subscription_field(s, texts[j]));
+		for (int j = 0; j < (int) lengthof(numbers); j++)
+			json_number(json, numbers[j], subscription_field(s, numbers[j]));
+		if (s->tables)
+		{
+			json_int(json, "tables", subscription_sum(s, NULL, "tables"));
+			json_int(json, "tables_ready", subscription_sum(s, "ready", "tables"));
+			json_int(json, "tables_failed", subscription_sum(s, "failed", "tables"));
+		}
+		else
+		{
+			json_null(json, "tables");
+			json_null(json, "tables_ready");
+			json_null(json, "tables_failed");
+		}
+		json_close(json);
+	}
+	json_close(json);
+}
+
+static void
 status_json(const Diagnosis *d, PQExpBuffer out)
 {
 	const Topology *t = d->topology;
@@ -255,7 +339,7 @@ status_json(const Diagnosis *d, PQExpBuffer out)
 	json_open_array(&json, "nodes");
 	for (int i = 0; i < t->nnodes; i++)
 	{
-		const Node *node = t->nodes[i];
+		Node	   *node = t->nodes[i];
 		int64		lag = replay_lag(t, node);
 
 		json_open_object(&json, NULL);
@@ -298,6 +382,7 @@ status_json(const Diagnosis *d, PQExpBuffer out)
 		json_number(&json, "cycle_ms", field(node->sync, 0, "cycle_ms"));
 		json_string(&json, "sync_error", field(node->sync, 0, "error"));
 		json_guard(&json, node);
+		json_subscriptions(&json, node);
 		json_close(&json);
 	}
 	json_close(&json);
@@ -341,6 +426,7 @@ status_screen(Topology *topology, PQExpBuffer out)
 	print_nodes(topology, out);
 	print_standbys(topology, out);
 	print_guard(topology, out);
+	print_subscriptions(topology, out);
 	print_attention(d, out);
 	appendPQExpBufferChar(out, '\n');
 	text_paint(out, exit_code == EXIT_HEALTHY ? COLOUR_GOOD : COLOUR_BAD, word, strlen(word));
