@@ -270,7 +270,7 @@ check_publisher_server(Diagnosis *d, Node *node, Node *publisher, PGconn *conn, 
 
 		if (slots >= max_slots)
 			f->hint = screen_printf("All %d slots (max_replication_slots) are in use there; raise that first.", max_slots);
-		finding_fix_sql(f, publisher, PQdb(conn),
+		finding_fix_sql(f, publisher, screen_strdup(PQdb(conn)),
 						screen_printf("SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput');", quote_literal(s->slot)));
 	}
 	else if (wal_status && strcmp(wal_status, "lost") == 0)
@@ -505,7 +505,7 @@ check_structure(Diagnosis *d, Node *node, Node *publisher, PGconn *conn, const S
 	names_report(&diff.demanding, d, PROBLEM, node, node, s->database, "extra_column",
 				 screen_printf("Columns of database \"%s\" that subscription \"%s\" does not get are NOT NULL without a default", s->database, s->name),
 				 "Every row that is inserted fails.");
-	names_report(&diff.no_identity, d, PROBLEM, publisher, publisher, PQdb(conn), "replica_identity",
+	names_report(&diff.no_identity, d, PROBLEM, publisher, publisher, screen_strdup(PQdb(conn)), "replica_identity",
 				 screen_printf("Tables published to subscription \"%s\" have no replica identity", s->name),
 				 "UPDATE and DELETE of them fail on the publisher.");
 	names_report(&diff.no_local_identity, d, PROBLEM, node, node, s->database, "no_key",

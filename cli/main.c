@@ -65,7 +65,7 @@ static const struct
 	{TAKES_YES, {"yes", no_argument, NULL, OPT_YES}, "      --yes                don't ask for confirmation"},
 	{TAKES_DRY_RUN, {"dry-run", no_argument, NULL, OPT_DRY_RUN}, "      --dry-run            show what would be done, change nothing"},
 	{TAKES_OPTIONS, {"options", required_argument, NULL, OPT_OPTIONS}, "      --options=LIST       options of tandem.adopt(), such as \"workers = 4\""},
-	{TAKES_FORCE, {"force", no_argument, NULL, OPT_FORCE}, "      --force              don't wait for tables that are still copied: empty them, core copies them anew"},
+	{TAKES_FORCE, {"force", no_argument, NULL, OPT_FORCE}, "      --force              empty tables that are copied halfway instead of waiting"},
 	{TAKES_REJOIN, {"pgdata", required_argument, NULL, 'D'}, "  -D, --pgdata=DIR         data directory of the old primary (default: PGDATA)"},
 	{TAKES_REJOIN, {"source", required_argument, NULL, OPT_SOURCE}, "      --source=CONNINFO    connection string of the new primary"},
 	{TAKES_REJOIN, {"slot", required_argument, NULL, OPT_SLOT}, "      --slot=NAME          physical slot to stream with, made if missing (default tandem_rejoin)"},

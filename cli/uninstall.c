@@ -5,6 +5,9 @@
  *
  * The order matters.
  *
+ *	 0. The primary: every adopted subscription is handed back, and goes on as the
+ *		server's own if it was not paused.  That waits for tables that are copied
+ *		halfway; one that can't be finished is for "tandem release --force".
  *	 1. Every node: the settings that let our workers make slots off, the guard
  *		too.  Every standby: tandem.forget(), which lets the workers drop the
  *		slots they made and the folder pg_tandem.  After that no standby asks
@@ -26,6 +29,7 @@
 #include "postgres_fe.h"
 
 #include "node.h"
+#include "subscription.h"
 #include "text.h"
 
 #define HOLD_PREFIX "tandem_hold_"
@@ -37,6 +41,7 @@ typedef struct Step
 	const char *database;		/* NULL = the one we are in */
 	const char *sql;
 	bool		stops_workers;	/* wait until off_settings are in force */
+	bool		takes_long;		/* no timeout but Ctrl-C */
 } Step;
 
 typedef struct Plan
@@ -51,7 +56,7 @@ add_step(Plan *plan, Node *node, const char *database, const char *sql)
 {
 	if (plan->nsteps >= MOST_STEPS)
 		pg_fatal("too many steps");
-	plan->steps[plan->nsteps++] = (Step){node, database, sql, false};
+	plan->steps[plan->nsteps++] = (Step){node, database, sql, false, false};
 }
 
 pg_attribute_noreturn() static void refuse(const char *error, const char *hint)
@@ -137,6 +142,30 @@ static bool
 is_set_off(const Node *node, int i)
 {
 	return node->preloaded && node->extension && (node->in_recovery || !off_settings[i].standby_only);
+}
+
+static void
+plan_subscriptions(Plan *plan, Node *node)
+{
+	const Subscriptions *all = node_subscriptions(node);
+
+	for (int i = 0; i < all->n; i++)
+	{
+		const Subscription *s = &all->list[i];
+
+		if (!s->labelled)
+			continue;
+		if (!node->preloaded || s->view == NULL)
+			refuse(screen_printf("%s: subscription \"%s\" of database \"%s\" has a label of pg_tandem, but %s",
+								 node->label, s->name, s->database,
+								 node->preloaded ? s->error : "the library is not loaded"),
+				   "Load the library and create the extension in that database again, then run this command: only it can hand the subscription back.");
+		add_step(plan, node, s->database, screen_printf("SELECT tandem.release(%s)", quote_literal(s->name)));
+		plan->steps[plan->nsteps - 1].takes_long = true;
+		if (field_is_true(s->view, 0, "enabled"))
+			add_step(plan, node, s->database,
+					 screen_printf("ALTER SUBSCRIPTION %s ENABLE", quote_identifier(s->name)));
+	}
 }
 
 static void
@@ -316,18 +345,22 @@ run_step(const Options *options, const Step *step)
 	const char *sqlstate = "";
 	PGconn	   *conn = step->node->conn;
 	PGresult   *res = NULL;
+	int			timeout_ms = step->takes_long ? 24 * 3600 * 1000 : options->timeout_ms;
 
 	if (step->database)
 		conn = node_connect_database(step->node, step->database, &error);
-	if (conn && conn_query(conn, options->timeout_ms, "SET default_transaction_read_only = off", &error, NULL))
-		res = conn_query(conn, options->timeout_ms, step->sql, &error, &sqlstate);
+	if (conn && conn_query(conn, options->timeout_ms, "SET default_transaction_read_only = off", &error, NULL) &&
+		(!step->takes_long || conn_query(conn, options->timeout_ms, "SET statement_timeout = 0", &error, NULL)))
+		res = conn_query(conn, timeout_ms, step->sql, &error, &sqlstate);
 	if (step->database)
 		PQfinish(conn);
 	if (res == NULL)
 		refuse(screen_printf("%s: %s failed: %s", step->node->label, step->sql, error),
 			   strcmp(sqlstate, "2BP01") == 0 ?
 				   "Drop or change what depends on the extension, then run this command again." :
-				   "Steps before this one are done; run this command again when the cause is mended.");
+				   step->takes_long ?
+						  "Mend the cause, or hand it back with \"tandem release --force\"; then run this command again." :
+						  "Steps before this one are done; run this command again when the cause is mended.");
 	for (int i = 0; step->stops_workers && i < (int) lengthof(off_settings); i++)
 		if (is_set_off(step->node, i))
 			wait_off(step->node, &off_settings[i], options->timeout_ms);
@@ -363,6 +396,7 @@ run_uninstall(const Options *options)
 	topology_read(t);
 	check_topology(t);
 
+	plan_subscriptions(plan, t->primary);
 	for (int i = 0; i < t->nnodes; i++)
 		plan_off(plan, t->nodes[i]);
 	for (int i = 0; i < t->nnodes; i++)
@@ -408,9 +442,9 @@ const Command uninstall_command = {
 	.takes = TAKES_NODES | TAKES_YES | TAKES_DRY_RUN,
 	.synopsis = "[--dry-run] [--yes]",
 	.summary = "remove everything of pg_tandem from all nodes",
-	.help = "Drops the slots that standbys keep for the primary, the holds on the primary, the slots that keep\n"
-			"WAL for nodes to be rejoined, the extension in every database, and what ALTER SYSTEM has set.\n"
-			"Switches the guard off.  Names the lines of other files that remain to be changed.  Your own\n"
-			"slots, physical and logical, stay.  Name every standby with --node; connect as a superuser.  Asks\n"
-			"first unless --yes is given.\n",
+	.help = "Hands adopted subscriptions back to the server, which goes on with them.  Drops the slots that\n"
+			"standbys keep for the primary, the holds on the primary, the slots that keep WAL for nodes to be\n"
+			"rejoined, the extension in every database, and what ALTER SYSTEM has set.  Switches the guard off.\n"
+			"Names the lines of other files that remain to be changed.  Your own slots, physical and logical,\n"
+			"stay.  Name every standby with --node; connect as a superuser.  Asks first unless --yes is given.\n",
 	.run = run_uninstall};
