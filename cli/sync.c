@@ -23,7 +23,8 @@
 #include "table.h"
 #include "watch.h"
 
-#define BAR_WIDTH 20
+#define BAR_MOST 10
+#define NARROW 90				/* columns; below, bars are short and no whole is shown */
 #define MOST_SHOWN 15			/* running tables on a terminal, and failed ones */
 #define MOST_EVENTS 50			/* lines for tables that became ready, per turn */
 #define SMOOTHING 0.4			/* weight of the newest rate */
@@ -202,10 +203,11 @@ static const char *
 bar(double filled)
 {
 	bool		pretty = text_is_utf8();
-	int			full = (int) (filled * BAR_WIDTH + 0.5);
-	char	   *text = screen_alloc(BAR_WIDTH * 3 + 1);
+	int			width = text_screen_width() < NARROW ? BAR_MOST / 2 : BAR_MOST;
+	int			full = (int) (filled * width + 0.5);
+	char	   *text = screen_alloc(BAR_MOST * 3 + 1);
 
-	for (int i = 0; i < BAR_WIDTH; i++)
+	for (int i = 0; i < width; i++)
 		strcat(text, i < full ? (pretty ? "\xe2\x96\x88" : "#") : (pretty ? "\xe2\x96\x91" : "."));
 	return text;
 }
@@ -214,6 +216,24 @@ static const char *
 table_name(const PGresult *res, int row)
 {
 	return screen_printf("%s.%s", field(res, row, "schema"), field(res, row, "name"));
+}
+
+/* A name that takes one line: the middle of a long one is left out. */
+static const char *
+short_name(const PGresult *res, int row)
+{
+	const char *name = text_clean(table_name(res, row));
+	int			most = text_screen_width() < NARROW ? 14 : 26;
+	int			head;
+	int			tail;
+
+	if (text_width(name) <= most)
+		return name;
+	head = text_bytes_of(name, (most - 2) / 2);
+	tail = head;
+	while (text_width(name + tail) > (most - 2) / 2)
+		tail += text_bytes_of(name + tail, 1);
+	return screen_printf("%.*s..%s", head, name, name + tail);
 }
 
 /* "1,234,567" */
@@ -237,7 +257,7 @@ grouped(int64 n)
 static const char *
 amount(int64 done, int64 whole)
 {
-	if (whole <= done)
+	if (whole <= done || text_screen_width() < NARROW)
 		return text_bytes(done);
 	return screen_printf("%s of %s", text_bytes(done), text_bytes(whole));
 }
@@ -316,9 +336,9 @@ print_copy(const Copy *copy, PQExpBuffer out)
 	double		done = copy_part(copy);
 	const char *what = obstacle(copy->s);
 
-	appendPQExpBuffer(out, "%s\n", text_clean(screen_printf("Subscription \"%s\" of database \"%s\": %s",
-														  copy->s->name, copy->s->database,
-														  copy->s->tables ? counts(copy) : "not known")));
+	text_wrap(out, text_clean(screen_printf("Subscription \"%s\" of database \"%s\": %s", copy->s->name, copy->s->database,
+											copy->s->tables ? counts(copy) : "not known")),
+			  0, text_screen_width());
 	if (what)
 		text_wrap(out, text_clean(what), 4, text_screen_width());
 	if (copy->s->tables == NULL)
@@ -337,11 +357,12 @@ print_copy(const Copy *copy, PQExpBuffer out)
 		seen = seen_entry(screen_printf("%s/%s/%s", copy->s->database, copy->s->subid, field(copy->tables, i, "relid")));
 		if (++shown > MOST_SHOWN)
 			continue;
-		table_row(table, table_name(copy->tables, i), field(copy->tables, i, "state"),
-				  NULL, screen_printf("%.0f", 100 * p),
+		table_row(table, "", field(copy->tables, i, "state"), NULL,
+				  screen_printf("%.0f", 100 * p),
 				  grouped((int64) field_number(copy->tables, i, "rows_done", 0)), amount(bytes, whole),
 				  speed(rate_of(seen, bytes, field_number(copy->tables, i, "age", -1))),
 				  spool > 0 ? screen_printf("spool %s", text_bytes(spool)) : "");
+		table_cell_raw(table, 0, short_name(copy->tables, i), COLOUR_NONE);
 		table_cell_raw(table, 2, bar(p), COLOUR_GOOD);
 	}
 	table_row(table, "total", "", NULL, screen_printf("%.0f", 100 * done), grouped(copy->rows_done),

@@ -215,6 +215,21 @@ text_width(const char *clean)
 }
 
 int
+text_bytes_of(const char *clean, int columns)
+{
+	int			pos = 0;
+
+	while (clean[pos] != '\0' && columns > 0)
+	{
+		int			bytes;
+
+		columns -= char_columns(clean + pos, &bytes);
+		pos += bytes;
+	}
+	return pos;
+}
+
+int
 text_fit(const char *clean, int width)
 {
 	int			columns = 0;

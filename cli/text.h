@@ -47,6 +47,9 @@ extern char *text_clean(const char *raw);
 /* Columns that clean text takes. */
 extern int	text_width(const char *clean);
 
+/* Bytes of the first "columns" columns of clean text. */
+extern int	text_bytes_of(const char *clean, int columns);
+
 /*
  * Bytes of clean text that fit into "width" columns, broken at a space if
  * there is one; at least one character.
