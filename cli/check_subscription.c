@@ -303,7 +303,7 @@ static PGresult *
 read_published(PGconn *conn, const char *publications, const char **error)
 {
 	return conn_query(conn, node_timeout_ms(),
-					  screen_printf("SELECT n.nspname, c.relname, a.attname,"
+					  screen_printf("SELECT n.nspname, c.relname, a.attname, a.attnum,"
 									" pg_catalog.format_type(a.atttypid, a.atttypmod) AS type, c.relreplident,"
 									" pg_catalog.bool_or(p.pubupdate OR p.pubdelete) AS changes,"
 									" c.relreplident = 'f' OR EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid"
@@ -366,6 +366,22 @@ typedef struct Differences
 	Names		no_local_identity;
 } Differences;
 
+/* The row in [from, to) whose column follows number "after" in its table. */
+static int
+next_column(const PGresult *remote, int from, int to, int after)
+{
+	int			next = -1;
+
+	for (int i = from; i < to; i++)
+	{
+		int			number = atoi(field(remote, i, "attnum"));
+
+		if (number > after && (next < 0 || number < atoi(field(remote, next, "attnum"))))
+			next = i;
+	}
+	return next;
+}
+
 /* CREATE TABLE for a table whose columns are the rows [from, to). */
 static const char *
 create_table(const PGresult *remote, int from, int to)
@@ -377,12 +393,13 @@ create_table(const PGresult *remote, int from, int to)
 	initPQExpBuffer(&sql);
 	initPQExpBuffer(&key);
 	appendPQExpBuffer(&sql, "CREATE TABLE %s (", full_name(remote, from));
-	for (int i = from; i < to; i++)
+	for (int n = from, i = next_column(remote, from, to, 0); n < to; n++)
 	{
-		appendPQExpBuffer(&sql, "%s%s %s", i > from ? ", " : "", quote_identifier(field(remote, i, "attname")),
+		appendPQExpBuffer(&sql, "%s%s %s", n > from ? ", " : "", quote_identifier(field(remote, i, "attname")),
 						  field(remote, i, "type"));
 		if (field_is_true(remote, i, "key"))
 			appendPQExpBuffer(&key, "%s%s", key.len ? ", " : "", quote_identifier(field(remote, i, "attname")));
+		i = next_column(remote, from, to, atoi(field(remote, i, "attnum")));
 	}
 	if (key.len)
 		appendPQExpBuffer(&sql, ", PRIMARY KEY (%s)", key.data);

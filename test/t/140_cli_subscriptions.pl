@@ -152,7 +152,7 @@ tandem('adopt', 'sub', '--options', 'enabled = off', @at);
 
 $publisher->query('CREATE TABLE "Odd Name" (id int PRIMARY KEY, "Col" varchar(10), n numeric(8,2))');
 $found = check('missing_table', 'problem', undef);
-like($found->{fix}[0]{line}, qr/^CREATE TABLE public\."Odd Name" \("Col" character varying\(10\), id integer, n numeric\(8,2\), PRIMARY KEY \(id\)\);$/,
+like($found->{fix}[0]{line}, qr/^CREATE TABLE public\."Odd Name" \(id integer, "Col" character varying\(10\), n numeric\(8,2\), PRIMARY KEY \(id\)\);$/,
 	'... the whole table');
 $publisher->query(sprintf 'CREATE TABLE many%d (id int PRIMARY KEY)', $_) for 1 .. 7;
 $found = check('missing_table', 'problem', undef, by_hand => 1);
