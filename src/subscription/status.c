@@ -15,6 +15,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/xlog.h"
 #include "commands/dbcommands.h"
 #include "fmgr.h"
 #include "funcapi.h"
@@ -149,7 +150,7 @@ add_lag(Row *row, const SlotCopy *slot)
 static void
 add_state(Row *row, const char *misfit, const SlotCopy *slot)
 {
-	const char *hint = NULL;
+	const char *reason = NULL;
 
 	if (misfit)
 	{
@@ -160,9 +161,11 @@ add_state(Row *row, const char *misfit, const SlotCopy *slot)
 	if (!slot->found)
 	{
 		add_text(row, tandem_subscription_state_name(TANDEM_SUBSCRIPTION_STOPPED));
-		if (tandem_subscriptions->launcher_pid == 0)
-			hint = "the worker \"tandem subscriptions\" does not run; the server log says why";
-		add_text(row, hint);
+		if (RecoveryInProgress())
+			reason = "this server is a standby";
+		else if (tandem_subscriptions->launcher_pid == 0)
+			reason = "the worker \"tandem subscriptions\" does not run; the server log says why";
+		add_text(row, reason);
 		return;
 	}
 	add_text(row, tandem_subscription_state_name(slot->state));
