@@ -214,6 +214,97 @@ typedef char *TandemPage;
 #define TANDEM_MUST_USE_PASSWORD(sub) false
 #endif
 
+/* ---- applying changes --------------------------------------------------------- */
+
+/* The primary key's index, if it isn't deferrable. */
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_PRIMARY_KEY_INDEX(rel) RelationGetPrimaryKeyIndex(rel, false)
+#else
+#define TANDEM_PRIMARY_KEY_INDEX(rel) RelationGetPrimaryKeyIndex(rel)
+#endif
+
+/* Gives an executor state its only table; the columns that an update changes. */
+#if PG_VERSION_NUM >= 160000
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_INIT_RANGE_TABLE(estate, rte) \
+	do { \
+		List	   *permissions = NIL; \
+		addRTEPermissionInfo(&permissions, rte); \
+		ExecInitRangeTable(estate, list_make1(rte), permissions, bms_make_singleton(1)); \
+	} while (0)
+#else
+#define TANDEM_INIT_RANGE_TABLE(estate, rte) \
+	do { \
+		List	   *permissions = NIL; \
+		addRTEPermissionInfo(&permissions, rte); \
+		ExecInitRangeTable(estate, list_make1(rte), permissions); \
+	} while (0)
+#endif
+#define TANDEM_UPDATED_COLUMNS(estate) \
+	(((RTEPermissionInfo *) linitial((estate)->es_rteperminfos))->updatedCols)
+#define TANDEM_ROOT_TO_PARTITION(relinfo, estate) ExecGetRootToChildMap(relinfo, estate)
+#define TANDEM_INSERT_INDEX_TUPLES(relinfo, slot, estate) \
+	ExecInsertIndexTuples(relinfo, slot, estate, false, false, NULL, NIL, false)
+#else
+#define TANDEM_INIT_RANGE_TABLE(estate, rte) ExecInitRangeTable(estate, list_make1(rte))
+#define TANDEM_UPDATED_COLUMNS(estate) \
+	(((RangeTblEntry *) linitial((estate)->es_range_table))->updatedCols)
+#define TANDEM_ROOT_TO_PARTITION(relinfo, estate) ((relinfo)->ri_RootToPartitionMap)
+#define TANDEM_INSERT_INDEX_TUPLES(relinfo, slot, estate) \
+	ExecInsertIndexTuples(relinfo, slot, estate, false, false, NULL, NIL)
+#endif
+
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_INDEX_BEGINSCAN(rel, index, snapshot, nkeys) \
+	index_beginscan(rel, index, snapshot, NULL, nkeys, 0)
+#else
+#define TANDEM_INDEX_BEGINSCAN(rel, index, snapshot, nkeys) \
+	index_beginscan(rel, index, snapshot, nkeys, 0)
+#endif
+
+/* TRUNCATE by the subscription's owner. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_TRUNCATE(rels, relids, logged, restart) \
+	ExecuteTruncateGuts(rels, relids, logged, DROP_RESTRICT, restart, false)
+#else
+#define TANDEM_TRUNCATE(rels, relids, logged, restart) \
+	ExecuteTruncateGuts(rels, relids, logged, DROP_RESTRICT, restart)
+#endif
+
+/* Makes the origin this process's. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_ORIGIN_SETUP(node) replorigin_session_setup(node, 0)
+#else
+#define TANDEM_ORIGIN_SETUP(node) replorigin_session_setup(node)
+#endif
+
+/* Options of START_REPLICATION that depend on the subscription. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_STREAM_OPTIONS(options, sub, version) \
+	do { \
+		(options)->proto.logical.streaming_str = \
+			(sub)->stream != LOGICALREP_STREAM_OFF && (version) >= 140000 ? "on" : NULL; \
+		(options)->proto.logical.origin = \
+			(version) >= 160000 ? pstrdup((sub)->origin) : NULL; \
+	} while (0)
+#else
+#define TANDEM_STREAM_OPTIONS(options, sub, version) \
+	((options)->proto.logical.streaming = (sub)->stream)
+#endif
+
+/* A STREAM ABORT message; we ask for no parallel streaming. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_READ_STREAM_ABORT(in, xid, subxid) \
+	do { \
+		LogicalRepStreamAbortData abort_data; \
+		logicalrep_read_stream_abort(in, &abort_data, false); \
+		*(xid) = abort_data.xid; \
+		*(subxid) = abort_data.subxid; \
+	} while (0)
+#else
+#define TANDEM_READ_STREAM_ABORT(in, xid, subxid) logicalrep_read_stream_abort(in, xid, subxid)
+#endif
+
 /* ---- waiting ------------------------------------------------------------------ */
 
 /* A wait event of our own where the server has them; called at startup. */
