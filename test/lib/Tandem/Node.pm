@@ -466,6 +466,19 @@ sub subscribe
 	return;
 }
 
+# A subscription that tandem applies from the start, without a copy of what
+# there is.  This node needs the library.
+sub subscribe_adopted
+{
+	my ($self, $subscription, $publisher, $publication, $options) = @_;
+	my $conninfo = $publisher->connstr('postgres');
+	$conninfo =~ s/'/''/g;
+	$self->query("CREATE SUBSCRIPTION $subscription CONNECTION '$conninfo' PUBLICATION $publication"
+		  . ' WITH (enabled = false, copy_data = false' . ($options ? ", $options" : '') . ')');
+	$self->query("SELECT tandem.adopt('$subscription')");
+	return;
+}
+
 # Points a subscription at another node, where its slot goes on.
 sub resubscribe
 {
