@@ -421,9 +421,39 @@ key_columns(const PGresult *remote, int from, int to)
 	return list;
 }
 
+/* Does every value of one type have its place in the other? */
+static bool
+widens(const char *from, const char *to)
+{
+	static const char *const numbers[] = {"smallint", "integer", "bigint", "numeric"};
+	int			f = -1;
+	int			t = -1;
+
+	for (int i = 0; i < (int) lengthof(numbers); i++)
+	{
+		if (strcmp(from, numbers[i]) == 0)
+			f = i;
+		if (strcmp(to, numbers[i]) == 0)
+			t = i;
+	}
+	if (f >= 0 && t >= 0)
+		return f <= t;
+	if (strncmp(from, "character varying", strlen("character varying")) == 0)
+	{
+		int			length = atoi(from + strcspn(from, "0123456789"));
+		int			room = atoi(to + strcspn(to, "0123456789"));
+
+		if (strcmp(to, "text") == 0 || strcmp(to, "character varying") == 0)
+			return true;
+		return strncmp(to, "character varying", strlen("character varying")) == 0 && length > 0 && length <= room;
+	}
+	return strcmp(from, "real") == 0 && strcmp(to, "double precision") == 0;
+}
+
 /* One table that both sides have: rows [r, r_end) there, [l, l_end) here. */
 static void
-compare_columns(const PGresult *remote, int r, int r_end, const PGresult *local, int l, int l_end, Differences *diff)
+compare_columns(const PGresult *remote, int r, int r_end, const PGresult *local, int l, int l_end, bool binary,
+				Differences *diff)
 {
 	const char *table = full_name(remote, r);
 
@@ -444,7 +474,8 @@ compare_columns(const PGresult *remote, int r, int r_end, const PGresult *local,
 		else if (order > 0 && field_is_true(local, l, "demands") && !field_is_true(local, l, "generated"))
 			names_add(&diff->demanding, screen_printf("%s of %s", column, table),
 					  screen_printf("ALTER TABLE %s ALTER COLUMN %s DROP NOT NULL;", table, column));
-		else if (order == 0 && strcmp(field(remote, r, "type"), field(local, l, "type")) != 0)
+		else if (order == 0 && strcmp(field(remote, r, "type"), field(local, l, "type")) != 0 &&
+				 (binary || !widens(field(remote, r, "type"), field(local, l, "type"))))
 			names_add(&diff->types,
 					  screen_printf("%s of %s (%s here, %s there)", column, table, field(local, l, "type"), field(remote, r, "type")),
 					  screen_printf("ALTER TABLE %s ALTER COLUMN %s TYPE %s USING %s::%s;", table, column,
@@ -455,7 +486,7 @@ compare_columns(const PGresult *remote, int r, int r_end, const PGresult *local,
 }
 
 static void
-compare_tables(const PGresult *remote, const PGresult *local, Differences *diff)
+compare_tables(const PGresult *remote, const PGresult *local, bool binary, Differences *diff)
 {
 	int			l = 0;
 
@@ -480,7 +511,7 @@ compare_tables(const PGresult *remote, const PGresult *local, Differences *diff)
 		}
 		for (l_end = l + 1; l_end < nrows(local) && compare_table(local, l, local, l_end) == 0; l_end++)
 			;
-		compare_columns(remote, r, r_end, local, l, l_end, diff);
+		compare_columns(remote, r, r_end, local, l, l_end, binary, diff);
 		l = l_end;
 	}
 }
@@ -508,7 +539,7 @@ check_structure(Diagnosis *d, Node *node, Node *publisher, PGconn *conn, const S
 	names_init(&diff.demanding);
 	names_init(&diff.no_identity);
 	names_init(&diff.no_local_identity);
-	compare_tables(remote, local, &diff);
+	compare_tables(remote, local, binary, &diff);
 
 	names_report(&diff.missing_tables, d, PROBLEM, node, node, s->database, "missing_table",
 				 screen_printf("Tables that subscription \"%s\" gets are not in database \"%s\"", s->name, s->database),

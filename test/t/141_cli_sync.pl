@@ -1,0 +1,84 @@
+# "tandem sync": what it prints of an initial copy, for people, for a log and for
+# programs, and that --watch ends when every table is ready.
+
+use strict;
+use warnings;
+
+use Tandem::Command;
+use Tandem::Test;
+use Test::More;
+
+delete $ENV{PGDATABASE};
+
+my $publisher = Tandem::Node->new_primary('publisher', library => 0);
+my $node = Tandem::Node->new_subscriber('subscriber', library => 1);
+my $conninfo = $publisher->connstr('postgres');
+$conninfo =~ s/'/''/g;
+
+plan skip_all => 'tables are not copied by this version: there is no view tandem.tables'
+  if $node->query(q{SELECT to_regclass('tandem.tables') IS NULL}) eq 't';
+
+for my $server ($publisher, $node)
+{
+	$server->query('CREATE TABLE big (id int PRIMARY KEY, v text)');
+	$server->query("CREATE TABLE small$_ (id int PRIMARY KEY)") for 1 .. 5;
+	$server->query('CREATE TABLE twice (id int)');
+}
+$publisher->query(q{INSERT INTO big SELECT i, repeat('x', 100) FROM generate_series(1, 100000) i});
+$publisher->query("INSERT INTO small$_ SELECT generate_series(1, 10)") for 1 .. 5;
+# fails here until the constraint goes
+$publisher->query('INSERT INTO twice VALUES (1), (1)');
+$node->query('ALTER TABLE twice ADD CONSTRAINT once UNIQUE (id)');
+$publisher->publish('pub');
+$node->query("CREATE SUBSCRIPTION sub CONNECTION '$conninfo' PUBLICATION pub WITH (enabled = false)");
+
+my ($code, $out, $err) = tandem('adopt', 'sub', at($node));
+is($code, 0, 'adopted') or diag $err;
+
+# ---- While one table fails -------------------------------------------------------
+
+my $object;
+poll_for(sub {
+	($code, $object) = tandem_json('sync', at($node));
+	$object->{subscriptions}[0]{ready} == 6 && $object->{subscriptions}[0]{failed} == 1;
+}, 'all tables but one');
+is($code, 1, 'not all ready: exit code 1');
+is($object->{ready}, JSON::PP::false, '... and so says the object');
+my ($copy) = @{ $object->{subscriptions} };
+is($copy->{tables}, 7, 'all tables are counted');
+is($copy->{unfinished}[0]{name}, 'twice', 'the failed one is named');
+like($copy->{unfinished}[0]{last_error}, qr/once/, '... with its error');
+cmp_ok($copy->{rows_done}, '>=', 100050, 'rows are counted');
+
+($code, $out) = tandem('sync', 'sub', at($node));
+is($code, 1, 'for people too');
+like($out, qr/^Subscription "sub" of database "postgres": 6 of 7 tables ready, 0 running, 1 failed, 0 waiting$/m, 'the counts');
+like($out, qr/^total +[#.]+ +\d+ /m, 'the total has a bar');
+like($out, qr/^failed: public\.twice\n +.*once/m, 'what failed, and why');
+unlike($out, qr/\e/, 'no colours unless on a terminal');
+is((grep { length > 100 } split /\n/, $out), 0, 'in 100 columns');
+
+my ($status, $report) = tandem_json('status', at($node));
+my ($finding) = grep { $_->{code} eq 'table_failed' } @{ $report->{findings} };
+is($finding->{severity}, 'warning', 'status knows of it too');
+
+# ---- Until it is done --------------------------------------------------------------
+
+my $log = '';
+my $watch = IPC::Run::start([ 'tandem', 'sync', '-U', 'postgres', at($node), '--watch=0.2' ],
+	'<', \undef, '>', \$log, '2>&1');
+poll_for(sub { $watch->pump_nb; $log =~ /twice failed: .*once/ }, 'the failure in the log');
+$node->query('ALTER TABLE twice DROP CONSTRAINT once');
+poll_for(sub { !$watch->pumpable || do { $watch->pump_nb; $log =~ /7 of 7 tables ready/ } }, 'the end', 120);
+$watch->finish;
+is($? >> 8, 0, '--watch ends with 0 when every table is ready');
+like($log, qr/^\d\d:\d\d:\d\d public\.twice ready, 2 rows/m, 'a line when it became ready');
+like($log, qr/7 of 7 tables ready, 0 running, 0 failed, 0 waiting[^\n]*\n\z/, 'and the total at the end');
+unlike($log, qr/\e/, 'no escape sequences in a log');
+
+($code, $object) = tandem_json('sync', '--watch=1', at($node));
+is($code, 0, '--watch of what is ready ends at once');
+is($object->{ready}, JSON::PP::true, '... and says so');
+is_same_table($publisher, $node, $_) for 'big', 'small1', 'twice';
+
+done_testing();
