@@ -72,6 +72,8 @@ my $subscriber = Tandem::Node->new_primary('subscriber', conf => $conf);
 my $adoptable = $subscriber->query(q{SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace
 	WHERE nspname = 'tandem' AND proname = 'adopt'}) > 0;
 my @ways = grep { $_ ne 'ours' || $adoptable } split / /, $ENV{WAYS} // 'core ours piped';
+# a version that applies changes, but copies no tables
+my $copies = $subscriber->query(q{SELECT to_regclass('tandem.tables') IS NOT NULL}) eq 't';
 
 # ---- Programs --------------------------------------------------------------------
 
@@ -436,6 +438,7 @@ sub bench_copies
 	for my $row (map { parse_row($_) } @rows)
 	{
 		my %runs;
+		my @ways = grep { $_ ne 'ours' || $copies } @ways;
 		set_up($row);
 		for my $repeat (1 .. $repeats)
 		{
@@ -504,8 +507,9 @@ sub set_up_streams
 		run_program('psql', psql_options($subscriber, $database), '-o', '/dev/null', '-f', $dump);
 		script($subscriber, $database, 'CREATE EXTENSION pg_tandem; CREATE EXTENSION amcheck');
 		subscribe_disabled($database, 'all_of_it');
-		seconds_until($subscriber, $database, go($way), $ready);
-		pause($way);
+		# the tables are copied by core for both
+		seconds_until($subscriber, $database, "ALTER SUBSCRIPTION $database ENABLE", $ready);
+		wait_inactive($database, "ALTER SUBSCRIPTION $database DISABLE");
 	}
 	return;
 }
@@ -519,10 +523,18 @@ sub go
 sub pause
 {
 	my ($way) = @_;
-	script($subscriber, "by_$way",
+	wait_inactive("by_$way",
 		$way eq 'core' ? 'ALTER SUBSCRIPTION by_core DISABLE' : q{SELECT tandem.adopt('by_ours', 'enabled = off')});
-	poll_for(sub { $publisher->query("SELECT active FROM pg_replication_slots WHERE slot_name = 'by_$way'") eq 'f' },
-		"\"by_$way\" to pause");
+	return;
+}
+
+# Runs what ends the use of a slot, and waits for that.
+sub wait_inactive
+{
+	my ($database, $sql) = @_;
+	script($subscriber, $database, $sql);
+	poll_for(sub { $publisher->query("SELECT active FROM pg_replication_slots WHERE slot_name = '$database'") eq 'f' },
+		"\"$database\" to pause");
 	return;
 }
 

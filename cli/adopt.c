@@ -64,8 +64,7 @@ run_adopt(const Options *options)
 	Node	   *node = only_node(options);
 	const Subscription *s = must_find_subscription(node, options);
 
-	run_statement(node, s, screen_printf("SELECT tandem.adopt(%s, %s)", quote_literal(s->name),
-										 quote_literal(options->adopt_options ? options->adopt_options : "")));
+	run_statement(node, s, screen_printf("SELECT tandem.adopt(%s, %s)", quote_literal(s->name), quote_literal(options->adopt_options ? options->adopt_options : "")));
 	printf("Subscription \"%s\" of database \"%s\" is %s by pg_tandem.\n"
 		   "\"tandem sync\" shows its tables, \"tandem status\" how far it is.\n",
 		   text_clean(s->name), text_clean(s->database), s->labelled ? "run as before" : "now run");
@@ -78,8 +77,7 @@ run_release(const Options *options)
 	Node	   *node = only_node(options);
 	const Subscription *s = must_find_subscription(node, options);
 
-	run_statement(node, s, screen_printf("SELECT tandem.release(%s, %s)", quote_literal(s->name),
-										 options->force ? "true" : "false"));
+	run_statement(node, s, screen_printf("SELECT tandem.release(%s, %s)", quote_literal(s->name), options->force ? "true" : "false"));
 	printf("Subscription \"%s\" of database \"%s\" is the server's own again, and disabled.\n"
 		   "ALTER SUBSCRIPTION ... ENABLE lets the server go on where pg_tandem stopped.\n",
 		   text_clean(s->name), text_clean(s->database));

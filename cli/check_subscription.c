@@ -99,13 +99,13 @@ check_running(Diagnosis *d, Node *node)
 		else if (strcmp(state, "retrying") == 0 || (strcmp(state, "stopped") == 0 && error))
 			finding_add(d, PROBLEM, node, "subscription_error",
 						screen_printf("%s is %s: %s", quoted_name(s), state, error ? error : reason ? reason :
-																								   "no reason was given"),
+																									  "no reason was given"),
 						"No change is applied, and the publisher keeps WAL for it.")
 				->hint =
 				subscription_field(s, "hint") ? subscription_field(s, "hint") :
 				subscription_field(s, "retry_in") ?
-											   screen_printf("Mend the cause; the next try is in %s.", text_duration(atof(subscription_field(s, "retry_in")))) :
-											   "Mend the cause; it is tried again by itself.";
+												screen_printf("Mend the cause; the next try is in %s.", text_duration(atof(subscription_field(s, "retry_in")))) :
+												"Mend the cause; it is tried again by itself.";
 		else if (strcmp(state, "stopped") == 0)
 			finding_add(d, PROBLEM, node, "subscription_stopped",
 						screen_printf("%s does not run: %s.", quoted_name(s), reason ? reason : "no reason was given"),
@@ -464,7 +464,7 @@ compare_columns(const PGresult *remote, int r, int r_end, const PGresult *local,
 	while (r < r_end || l < l_end)
 	{
 		int			order = r == r_end ? 1 : l == l_end ? -1 :
-														  strcmp(field(remote, r, "attname"), field(local, l, "attname"));
+												  strcmp(field(remote, r, "attname"), field(local, l, "attname"));
 		const char *column = quote_identifier(order <= 0 ? field(remote, r, "attname") : field(local, l, "attname"));
 
 		if (order < 0 || (order == 0 && field_is_true(local, l, "generated")))

@@ -336,8 +336,7 @@ print_copy(const Copy *copy, PQExpBuffer out)
 	double		done = copy_part(copy);
 	const char *what = obstacle(copy->s);
 
-	text_wrap(out, text_clean(screen_printf("Subscription \"%s\" of database \"%s\": %s", copy->s->name, copy->s->database,
-											copy->s->tables ? counts(copy) : "not known")),
+	text_wrap(out, text_clean(screen_printf("Subscription \"%s\" of database \"%s\": %s", copy->s->name, copy->s->database, copy->s->tables ? counts(copy) : "not known")),
 			  0, text_screen_width());
 	if (what)
 		text_wrap(out, text_clean(what), 4, text_screen_width());

@@ -359,8 +359,8 @@ run_step(const Options *options, const Step *step)
 			   strcmp(sqlstate, "2BP01") == 0 ?
 				   "Drop or change what depends on the extension, then run this command again." :
 				   step->takes_long ?
-						  "Mend the cause, or hand it back with \"tandem release --force\"; then run this command again." :
-						  "Steps before this one are done; run this command again when the cause is mended.");
+				   "Mend the cause, or hand it back with \"tandem release --force\"; then run this command again." :
+				   "Steps before this one are done; run this command again when the cause is mended.");
 	for (int i = 0; step->stops_workers && i < (int) lengthof(off_settings); i++)
 		if (is_set_off(step->node, i))
 			wait_off(step->node, &off_settings[i], options->timeout_ms);
