@@ -191,12 +191,13 @@ static void
 report_received(XLogRecPtr received, XLogRecPtr remote_end)
 {
 	TandemSubscriptionSlot *slot = tandem_my_subscription;
+	TimestampTz now = GetCurrentTimestamp();
 
 	SpinLockAcquire(&slot->mutex);
 	slot->received_lsn = received;
 	if (remote_end > slot->remote_end_lsn)
 		slot->remote_end_lsn = remote_end;
-	slot->last_message = GetCurrentTimestamp();
+	slot->last_message = now;
 	SpinLockRelease(&slot->mutex);
 }
 

@@ -147,17 +147,21 @@ look_at_all(TandemTarget *target, Snapshot snapshot)
 	return found;
 }
 
-/* Looks with a fresh snapshot, and locks what it finds. */
+/*
+ * Looks with a fresh snapshot, and locks what it finds.  fresh: the active
+ * snapshot has just been taken.
+ */
 static bool
-find_committed(TandemTarget *target)
+find_committed(TandemTarget *target, bool fresh)
 {
-	for (;;)
+	for (;; fresh = false)
 	{
 		TM_FailureData failure;
 		TM_Result	result = TM_Ok;
 		bool		found;
 
-		PushActiveSnapshot(GetLatestSnapshot());
+		if (!fresh)
+			PushActiveSnapshot(GetLatestSnapshot());
 		found = target->lookup.index ?
 			look_by_index(target, GetActiveSnapshot()) : look_at_all(target, GetActiveSnapshot());
 		if (found)
@@ -168,7 +172,8 @@ find_committed(TandemTarget *target)
 									  GetCurrentCommandId(false), LockTupleExclusive,
 									  LockWaitBlock, 0 /* not its later versions */ , &failure);
 		}
-		PopActiveSnapshot();
+		if (!fresh)
+			PopActiveSnapshot();
 		if (!found || result == TM_Ok)
 			return found;
 		if (result != TM_Updated && result != TM_Deleted)
@@ -184,7 +189,7 @@ tandem_target_find(TandemTarget *target)
 {
 	bool		found;
 
-	if (find_committed(target))
+	if (find_committed(target, true))
 		return true;
 
 	/* somebody may be inserting it */
@@ -201,5 +206,5 @@ tandem_target_find(TandemTarget *target)
 	else
 		found = RelationFindReplTupleSeq(target->rel, LockTupleExclusive,
 										 target->search, target->found);
-	return found || find_committed(target);
+	return found || find_committed(target, false);
 }

@@ -97,6 +97,7 @@ extern void tandem_target_fill_defaults(TandemTarget *target, TupleTableSlot *sl
  * Finds and locks the row in target->search; fills target->found.  With an
  * index only lookup.keys need be set in search.  Sees what has committed and
  * what this transaction did; waits for other transactions that have the row.
+ * The caller has just taken the active snapshot.
  */
 extern bool tandem_target_find(TandemTarget *target);
 
