@@ -96,7 +96,9 @@ check_running(Diagnosis *d, Node *node)
 										screen_printf("%s is paused.", quoted_name(s)),
 										"The publisher keeps WAL for it."),
 							node, s->database, adopt_sql(s, "enabled = on"));
-		else if (strcmp(state, "retrying") == 0 || (strcmp(state, "stopped") == 0 && error))
+		else if (strcmp(state, "retrying") == 0 ||
+				 /* also between two tries, so that it doesn't come and go */
+				 (error && (strcmp(state, "stopped") == 0 || strcmp(state, "starting") == 0)))
 			finding_add(d, PROBLEM, node, "subscription_error",
 						screen_printf("%s is %s: %s", quoted_name(s), state, error ? error : reason ? reason :
 																									  "no reason was given"),
