@@ -321,6 +321,93 @@ CREATE VIEW tandem.subscriptions AS SELECT * FROM tandem.subscriptions_status();
 COMMENT ON VIEW tandem.subscriptions IS
 'one row a subscription with a label of pg_tandem: does it run, how far is it, what was the last error';
 
+/* ---- copies of tables ------------------------------------------------------ */
+
+-- Storage that no publication can contain and no SQL can write: materialized
+-- views that are never populated.  Written by the library.
+
+-- State of each table's copy; see src/subscription/waves.h.
+CREATE MATERIALIZED VIEW tandem.copies AS SELECT
+	NULL::oid AS subid,
+	NULL::oid AS relid,
+	NULL::"char" AS state,
+	NULL::bigint AS wave,
+	NULL::integer AS ordinal,
+	NULL::oid AS remote_relid,
+	NULL::boolean AS resync,
+	NULL::boolean AS content,
+	NULL::boolean AS stale,
+	NULL::integer AS attempts,
+	NULL::timestamptz AS next_retry,
+	NULL::timestamptz AS started,
+	NULL::timestamptz AS finished,
+	NULL::bigint AS rows_done,
+	NULL::bigint AS rows_estimated,
+	NULL::bigint AS bytes_done,
+	NULL::bigint AS bytes_estimated,
+	NULL::text AS error,
+	NULL::text AS remote_name,
+	NULL::text AS columns,
+	NULL::text AS query,
+	NULL::boolean AS "binary"
+WITH NO DATA;
+CREATE UNIQUE INDEX copies_key ON tandem.copies (subid, relid);
+
+-- The publisher's snapshot of each wave that has tables catching up.
+CREATE MATERIALIZED VIEW tandem.wave_snapshots AS SELECT
+	NULL::oid AS subid,
+	NULL::bigint AS wave,
+	NULL::text AS snapshot,
+	NULL::pg_lsn AS lsn,
+	NULL::integer AS timeline,
+	NULL::timestamptz AS taken
+WITH NO DATA;
+CREATE UNIQUE INDEX wave_snapshots_key ON tandem.wave_snapshots (subid, wave);
+
+-- Changes of tables that are being copied.
+CREATE MATERIALIZED VIEW tandem.spool AS SELECT
+	NULL::oid AS subid,
+	NULL::oid AS relid,
+	NULL::pg_lsn AS commit_lsn,
+	NULL::bigint AS seq,
+	NULL::xid AS xid,
+	NULL::timestamptz AS commit_time,
+	NULL::integer AS bytes,
+	NULL::bytea AS messages
+WITH NO DATA;
+CREATE UNIQUE INDEX spool_key ON tandem.spool (subid, relid, commit_lsn, seq);
+ALTER MATERIALIZED VIEW tandem.spool ALTER COLUMN messages SET STORAGE EXTERNAL;
+
+CREATE FUNCTION tandem.tables_status(
+	OUT subscription name,
+	OUT schema name,
+	OUT name name,
+	OUT relid oid,
+	OUT state text,
+	OUT wave bigint,
+	OUT pid integer,
+	OUT rows_done bigint,
+	OUT rows_estimated bigint,
+	OUT bytes_done bigint,
+	OUT bytes_estimated bigint,
+	OUT started timestamptz,
+	OUT finished timestamptz,
+	OUT spool_bytes bigint,
+	OUT last_error text,
+	OUT attempts integer,
+	OUT next_retry timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_tables_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 100;
+
+CREATE VIEW tandem.tables AS SELECT * FROM tandem.tables_status();
+COMMENT ON VIEW tandem.tables IS
+'one row a table of an adopted subscription of this database: is it copied, how far, what was the last error';
+
+CREATE FUNCTION tandem.resync(subscription name, "table" regclass) RETURNS void
+AS 'MODULE_PATHNAME', 'tandem_resync' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.resync(name, regclass) IS
+'copies one table of an adopted subscription again; its readers wait while that happens';
+
 /* ---- privileges ---------------------------------------------------------- */
 
 REVOKE ALL ON FUNCTION tandem.slots_status() FROM PUBLIC;
@@ -335,11 +422,13 @@ REVOKE ALL ON FUNCTION tandem.drop_hold(text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.adopt(name, text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.release(name, boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION tandem.subscriptions_status() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.tables_status() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.resync(name, regclass) FROM PUBLIC;
 
 -- A view checks the caller's right to execute the function beneath it.
 GRANT EXECUTE ON FUNCTION
 	tandem.slots_status(), tandem.failover_ready(), tandem.sync_status_row(),
 	tandem.standbys_status(), tandem.failback_standbys_status(),
-	tandem.failback_status(), tandem.subscriptions_status() TO pg_monitor;
+	tandem.failback_status(), tandem.subscriptions_status(), tandem.tables_status() TO pg_monitor;
 GRANT SELECT ON tandem.slots, tandem.sync_status, tandem.standbys,
-	tandem.failback, tandem.subscriptions TO pg_monitor;
+	tandem.failback, tandem.subscriptions, tandem.tables TO pg_monitor;

@@ -24,6 +24,7 @@
 #include "slots/gate.h"
 #include "slots/slots.h"
 #include "subscription/subscription.h"
+#include "subscription/waves.h"
 
 PG_MODULE_MAGIC;
 
@@ -43,6 +44,7 @@ tandem_shmem_request(void)
 	tandem_slots_shmem_request();
 	tandem_guard_shmem_request();
 	tandem_subscriptions_shmem_request();
+	tandem_waves_shmem_request();
 }
 
 static void
@@ -56,6 +58,7 @@ tandem_shmem_startup(void)
 	tandem_slots_shmem_startup();
 	tandem_guard_shmem_startup();
 	tandem_subscriptions_shmem_startup();
+	tandem_waves_shmem_startup();
 }
 
 void
@@ -76,4 +79,5 @@ _PG_init(void)
 	tandem_slots_init();
 	tandem_failback_init();
 	tandem_subscriptions_init();
+	tandem_waves_init();
 }

@@ -305,6 +305,27 @@ typedef char *TandemPage;
 #define TANDEM_READ_STREAM_ABORT(in, xid, subxid) logicalrep_read_stream_abort(in, xid, subxid)
 #endif
 
+/* ---- copies of tables ---------------------------------------------------------- */
+
+/* Those of its tables that core doesn't apply to yet. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_SUBSCRIPTION_NOT_READY(subid) GetSubscriptionRelations(subid, true)
+#else
+#define TANDEM_SUBSCRIPTION_NOT_READY(subid) GetSubscriptionNotReadyRelations(subid)
+#endif
+
+/* Gives a relation new, empty files; builds a relation's indexes anew. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_NEW_FILES(rel) RelationSetNewRelfilenumber(rel, (rel)->rd_rel->relpersistence)
+#else
+#define TANDEM_NEW_FILES(rel) RelationSetNewRelfilenode(rel, (rel)->rd_rel->relpersistence)
+#endif
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_REINDEX_RELATION(relid, flags, params) reindex_relation(NULL, relid, flags, params)
+#else
+#define TANDEM_REINDEX_RELATION(relid, flags, params) reindex_relation(relid, flags, params)
+#endif
+
 /* ---- waiting ------------------------------------------------------------------ */
 
 /* A wait event of our own where the server has them; called at startup. */

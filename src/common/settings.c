@@ -35,6 +35,9 @@ int			tandem_synchronous_transfer;
 char	   *tandem_failback_standbys;
 int			tandem_failback_timeout;
 int			tandem_failback_keep_size;
+int			tandem_sync_workers;
+int			tandem_spool_limit;
+bool		tandem_fast_copy;
 bool		tandem_debug_ship_snapshots;
 int			tandem_debug_guard_failure;
 
@@ -224,6 +227,22 @@ tandem_define_settings(void)
 							"0 keeps none.",
 							&tandem_failback_keep_size, 10 * 1024, 0, INT_MAX / 2,
 							PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("tandem.sync_workers",
+							"On a subscriber, processes that copy tables of one subscription.",
+							NULL,
+							&tandem_sync_workers, 2, 1, 64,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("tandem.spool_limit",
+							"On a subscriber, most changes kept of one table while it is copied.",
+							"Beyond it they are dropped and the table is copied again.",
+							&tandem_spool_limit, 10 * 1024, 1, INT_MAX / 2,
+							PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+	DefineCustomBoolVariable("tandem.fast_copy",
+							 "On a subscriber, copies give empty tables new files and build indexes at the end.",
+							 "Readers of such a table wait until its copy commits.",
+							 &tandem_fast_copy, true,
+							 PGC_SIGHUP, 0, NULL, NULL, NULL);
 
 	DefineCustomBoolVariable("tandem.debug_ship_snapshots",
 							 "Developer setting: off copies slot positions without snapshots or proof.",

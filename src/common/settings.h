@@ -22,6 +22,9 @@ extern char *tandem_failback_standbys;
 extern int	tandem_failback_timeout;	/* ms */
 extern int	tandem_failback_keep_size;	/* MB, 0 = keep nothing */
 
+extern int	tandem_sync_workers;	/* copy workers of a subscription */
+extern int	tandem_spool_limit; /* MB, of one table */
+
 /* What of the primary waits for the failback standbys; bits. */
 typedef enum TandemTransfer
 {
@@ -46,6 +49,7 @@ typedef enum TandemSmgrFailure
 
 /* developer settings: switch one protection off so that a test can prove itself */
 extern bool tandem_debug_ship_snapshots;
+extern bool tandem_fast_copy;	/* copies may give empty tables new files */
 extern int	tandem_debug_guard_failure; /* a TandemSmgrFailure */
 
 extern void tandem_define_settings(void);

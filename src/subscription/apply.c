@@ -160,6 +160,7 @@ start_streaming(XLogRecPtr position)
 		CommitTransactionCommand();
 	}
 
+	tandem_route_start(publisher);
 	memset(&options, 0, sizeof(options));
 	options.logical = true;
 	options.startpoint = position;

@@ -1,122 +1,710 @@
 /*-------------------------------------------------------------------------
  *
  * route.c
- *	  Where a change of the publisher goes.
+ *	  The gate in the apply worker: is a change applied, spooled or ignored?
  *
- * Tables that are ready in pg_subscription_rel are applied to, all others are
- * left alone, since they will be copied later with what has been changed.  What
- * is known of a table holds until an invalidation of that table, of
- * pg_subscription_rel or of a schema.
+ * Decided by the publisher's relation id before anything local is opened, so
+ * that a locked table never stalls the stream:
  *
- * Called by transaction.c in the apply worker.
+ *	 SPOOL		tandem.copies has the table as COPYING or CATCHING_UP
+ *	 APPLY		pg_subscription_rel says 'r', and no resync has lost changes
+ *	 IGNORE		all else: a copy to come has the change, or nobody wants it
+ *
+ * The answer is remembered by relation id, and forgotten when one of the two
+ * catalogs changes.  tandem.copies is read again when leader or copy workers
+ * say so: at a transaction boundary, so a transaction is spooled whole or not
+ * at all.
+ *
+ * At boundaries this process also
+ *	 - answers the leader (see wave_snapshot.c for what it asks)
+ *	 - finishes tables: when the stream has passed the copy's L and little is
+ *	   left in the spool, applies the rest and writes 'r', last before the
+ *	   commit.  An error there stays with the table.
+ *	 - starts the leader when there are tables to copy
+ *
+ * Called by apply.c.
  *
  * src/subscription/route.c
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_subscription_rel.h"
+#include "catalog/pg_type.h"
+#include "executor/tuptable.h"
+#include "libpq/pqformat.h"
+#include "miscadmin.h"
 #include "nodes/makefuncs.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "replication/origin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/pg_lsn.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
 #include "utils/syscache.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
 
+#include "common/settings.h"
+#include "subscription/dispatch.h"
 #include "subscription/route.h"
-#include "subscription/subscription.h"
+#include "subscription/waves.h"
 
-typedef struct RouteEntry
+#define ENTRY_BYTES (64 * 1024) /* messages of a transaction packed into one entry */
+#define FINISH_BYTES (1024 * 1024)	/* of spool that the apply worker replays itself */
+#define FINISH_TIME 2000		/* ms: longest pause of the stream for it */
+#define FINISH_BATCH 1000		/* tables in one transaction */
+#define FINISH_INTERVAL 100		/* ms between two looks */
+#define LEADER_INTERVAL 1000
+
+/* A table that is being copied. */
+typedef struct Gate
 {
-	LogicalRepRelId remoteid;	/* hash key */
+	Oid			remote_relid;	/* hash key */
 	Oid			relid;
+	char		state;
+	int64		wave;
+
+	StringInfoData pending;		/* messages of this transaction */
+	int64		seq;			/* entries of this transaction */
+	char	   *relation;		/* last RELATION message spooled, and its length */
+	int			relation_len;
+	int64		bytes;			/* spooled by this process */
+	bool		over_limit;
+} Gate;
+
+/* What is known of any other relation. */
+typedef struct Known
+{
+	Oid			remote_relid;	/* hash key */
 	TandemRoute route;
-	bool		valid;
-} RouteEntry;
+} Known;
 
-static HTAB *routes = NULL;
+static HTAB *gates = NULL;
+static HTAB *known = NULL;
+static bool known_valid = false;
+static bool gates_valid = false;
+static List *stale_relids = NIL;	/* resyncs that have lost changes */
+
+/* the transaction being received */
+static TransactionId current_xid;
+static XLogRecPtr current_lsn;
+static TimestampTz current_time;
+
+static uint32 finish_seen = 0;
+static bool may_finish = false;
+static TimestampTz next_finish = 0;
+static TimestampTz next_leader = 0;
+static XLogRecPtr stream_lsn = InvalidXLogRecPtr;
+static uint32 publisher_timeline = 0;
 
 static void
-forget_table(Datum arg, Oid relid)
+invalidate_known(Datum arg, int cacheid, uint32 hash)
 {
-	HASH_SEQ_STATUS status;
-	RouteEntry *entry;
-
-	hash_seq_init(&status, routes);
-	while ((entry = hash_seq_search(&status)) != NULL)
-	{
-		if (!OidIsValid(relid) || entry->relid == relid)
-			entry->valid = false;
-	}
+	known_valid = false;
+	next_leader = 0;
 }
 
 static void
-forget_all(Datum arg, int cacheid, uint32 hash)
+invalidate_relation(Datum arg, Oid relid)
 {
-	forget_table(arg, InvalidOid);
+	known_valid = false;
 }
 
-static void
-init(void)
+static HTAB *
+make_table(const char *name, Size entrysize)
 {
 	HASHCTL		ctl;
 
-	memset(&ctl, 0, sizeof(ctl));
-	ctl.keysize = sizeof(LogicalRepRelId);
-	ctl.entrysize = sizeof(RouteEntry);
+	ctl.keysize = sizeof(Oid);
+	ctl.entrysize = entrysize;
 	ctl.hcxt = TopMemoryContext;
-	routes = hash_create("tandem routes", 128, &ctl, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-	CacheRegisterRelcacheCallback(forget_table, (Datum) 0);
-	CacheRegisterSyscacheCallback(SUBSCRIPTIONRELMAP, forget_all, (Datum) 0);
-	CacheRegisterSyscacheCallback(NAMESPACEOID, forget_all, (Datum) 0);
+	return hash_create(name, 128, &ctl, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 }
+
+/* Reads tandem.copies.  In a transaction, between remote ones. */
+static void
+load_gates(void)
+{
+	List	   *copies = tandem_copies_list(tandem_my_subscription->subid, 0);
+	HTAB	   *fresh = make_table("tandem gates", sizeof(Gate));
+	HASH_SEQ_STATUS status;
+	Gate	   *gate;
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+	ListCell   *lc;
+
+	list_free(stale_relids);
+	stale_relids = NIL;
+	may_finish = false;
+	foreach(lc, copies)
+	{
+		TandemCopy *copy = lfirst(lc);
+		Gate	   *before;
+		bool		found;
+
+		if (copy->stale && copy->state == TANDEM_COPY_WAITING)
+			stale_relids = lappend_oid(stale_relids, copy->relid);
+		if (copy->state != TANDEM_COPY_COPYING && copy->state != TANDEM_COPY_CATCHING_UP)
+			continue;
+		may_finish = may_finish || copy->state == TANDEM_COPY_CATCHING_UP;
+
+		before = gates ? hash_search(gates, &copy->remote_relid, HASH_FIND, NULL) : NULL;
+		gate = hash_search(fresh, &copy->remote_relid, HASH_ENTER, &found);
+		if (before && before->relid == copy->relid && before->wave == copy->wave)
+		{
+			*gate = *before;
+			before->pending.data = NULL;
+			before->relation = NULL;
+		}
+		else
+		{
+			memset((char *) gate + sizeof(Oid), 0, sizeof(Gate) - sizeof(Oid));
+			gate->relid = copy->relid;
+			gate->wave = copy->wave;
+			initStringInfo(&gate->pending);
+		}
+		gate->state = copy->state;
+	}
+	if (gates)
+	{
+		hash_seq_init(&status, gates);
+		while ((gate = hash_seq_search(&status)) != NULL)
+		{
+			if (gate->pending.data)
+				pfree(gate->pending.data);
+			if (gate->relation)
+				pfree(gate->relation);
+		}
+		hash_destroy(gates);
+	}
+	gates = fresh;
+	gates_valid = true;
+	known_valid = false;
+	MemoryContextSwitchTo(old);
+}
+
+/* ---- The stream's start ----------------------------------------------------- */
+
+/*
+ * Tables copied from another timeline may have rows that it has lost: they are
+ * copied again.
+ */
+static void
+check_timeline(void)
+{
+	Oid			subid = tandem_my_subscription->subid;
+	ListCell   *lc;
+
+	foreach(lc, tandem_copies_list(subid, 0))
+	{
+		TandemCopy *copy = lfirst(lc);
+		TandemWaveSnapshot *snapshot;
+
+		if (copy->state != TANDEM_COPY_CATCHING_UP && copy->state != TANDEM_COPY_COPYING)
+			continue;
+		snapshot = tandem_snapshot_load(subid, copy->wave);
+		if (snapshot ? snapshot->timeline == publisher_timeline : copy->state == TANDEM_COPY_COPYING)
+			continue;
+		tandem_copy_failed(copy, "the publisher has failed over since it was copied");
+	}
+}
+
+void
+tandem_route_start(WalReceiverConn *publisher)
+{
+	Oid			types[] = {TEXTOID, TEXTOID};
+	WalRcvExecResult *res;
+	uint64		horizon = 0;
+
+	CacheRegisterSyscacheCallback(SUBSCRIPTIONRELMAP, invalidate_known, (Datum) 0);
+	CacheRegisterRelcacheCallback(invalidate_relation, (Datum) 0);
+	known = make_table("tandem routes", sizeof(Known));
+
+	StartTransactionCommand();
+	/*
+	 * All that earlier sessions have received is below an id assigned now.  A
+	 * publisher that assigns none (in recovery) can't be copied from.
+	 */
+	res = walrcv_exec(publisher,
+					  "SELECT pg_catalog.pg_current_xact_id()::text,"
+					  " pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn())",
+					  lengthof(types), types);
+	if (res->status == WALRCV_OK_TUPLES)
+	{
+		TupleTableSlot *slot = MakeSingleTupleTableSlot(res->tupledesc, &TTSOpsMinimalTuple);
+		bool		isnull;
+
+		if (tuplestore_gettupleslot(res->tuplestore, true, false, slot))
+		{
+			char	   *file;
+
+			horizon = strtou64(TextDatumGetCString(slot_getattr(slot, 1, &isnull)), NULL, 10);
+			file = TextDatumGetCString(slot_getattr(slot, 2, &isnull));
+			file[8] = '\0';
+			publisher_timeline = strtoul(file, NULL, 16);
+		}
+		ExecDropSingleTupleTableSlot(slot);
+	}
+	else
+		ereport(LOG,
+				(errmsg("tables of subscription \"%s\" can't be copied from this publisher: %s",
+						NameStr(tandem_my_subscription->name), res->err)));
+	walrcv_clear_result(res);
+	tandem_received_reset(horizon);
+
+	if (horizon != 0)
+		check_timeline();
+	load_gates();
+	CommitTransactionCommand();
+}
+
+/* ---- Changes ------------------------------------------------------------------ */
 
 void
 tandem_route_begin(TransactionId remote_xid, XLogRecPtr commit_lsn, TimestampTz commit_time)
 {
+	current_xid = remote_xid;
+	current_lsn = commit_lsn;
+	current_time = commit_time;
+	tandem_received_add(remote_xid);
+}
+
+/* What a relation that isn't being copied gets. */
+static TandemRoute
+look_up(const LogicalRepRelation *remote)
+{
+	RangeVar   *name = makeRangeVar(remote->nspname, remote->relname, -1);
+	Oid			relid = RangeVarGetRelid(name, NoLock, true);
+	XLogRecPtr	lsn;
+
+	/* core's message about a table that is missing comes from opening it */
+	if (!OidIsValid(relid))
+		return TANDEM_ROUTE_APPLY;
+	if (GetSubscriptionRelState(tandem_my_subscription->subid, relid, &lsn) != SUBREL_STATE_READY ||
+		list_member_oid(stale_relids, relid))
+		return TANDEM_ROUTE_IGNORE;
+	return TANDEM_ROUTE_APPLY;
 }
 
 TandemRoute
 tandem_route(const LogicalRepRelation *remote)
 {
-	RouteEntry *entry;
-	XLogRecPtr	lsn;
+	Oid			remote_relid = remote->remoteid;
+	Gate	   *gate;
+	Known	   *entry;
 	bool		found;
 
-	if (routes == NULL)
-		init();
-	entry = hash_search(routes, &remote->remoteid, HASH_ENTER, &found);
-	if (found && entry->valid)
-		return entry->route;
-
-	/* an invalidation from here on counts */
-	entry->valid = true;
-	entry->relid = RangeVarGetRelid(makeRangeVar(remote->nspname, remote->relname, -1), NoLock, true);
-	if (!OidIsValid(entry->relid))
+	AcceptInvalidationMessages();
+	gate = hash_search(gates, &remote_relid, HASH_FIND, NULL);
+	if (gate)
 	{
-		/* opening it raises the error */
-		entry->valid = false;
-		entry->route = TANDEM_ROUTE_APPLY;
+		StringInfoData message;
+		MemoryContext old;
+
+		/* what the publisher says of the relation, whenever that is new */
+		initStringInfo(&message);
+		pq_sendbyte(&message, LOGICAL_REP_MSG_RELATION);
+		pq_sendint32(&message, remote->remoteid);
+		pq_sendstring(&message, remote->nspname);
+		pq_sendstring(&message, remote->relname);
+		pq_sendbyte(&message, remote->replident);
+		pq_sendint16(&message, remote->natts);
+		for (int i = 0; i < remote->natts; i++)
+		{
+			pq_sendbyte(&message, bms_is_member(i, remote->attkeys) ? 1 : 0);
+			pq_sendstring(&message, remote->attnames[i]);
+			pq_sendint32(&message, remote->atttyps[i]);
+			pq_sendint32(&message, -1);
+		}
+		if (gate->relation == NULL || gate->relation_len != message.len ||
+			memcmp(gate->relation, message.data, message.len) != 0)
+		{
+			tandem_route_spool(remote_relid, &message);
+			old = MemoryContextSwitchTo(TopMemoryContext);
+			if (gate->relation)
+				pfree(gate->relation);
+			gate->relation = palloc(message.len);
+			memcpy(gate->relation, message.data, message.len);
+			gate->relation_len = message.len;
+			MemoryContextSwitchTo(old);
+		}
+		pfree(message.data);
+		return TANDEM_ROUTE_SPOOL;
 	}
-	else if (GetSubscriptionRelState(tandem_my_subscription->subid, entry->relid, &lsn) == SUBREL_STATE_READY)
-		entry->route = TANDEM_ROUTE_APPLY;
-	else
-		entry->route = TANDEM_ROUTE_IGNORE;
+
+	if (!known_valid)
+	{
+		HASH_SEQ_STATUS status;
+
+		hash_seq_init(&status, known);
+		while ((entry = hash_seq_search(&status)) != NULL)
+			hash_search(known, &entry->remote_relid, HASH_REMOVE, NULL);
+		known_valid = true;
+	}
+	entry = hash_search(known, &remote_relid, HASH_FIND, &found);
+	if (!found)
+	{
+		TandemRoute route = look_up(remote);
+
+		entry = hash_search(known, &remote_relid, HASH_ENTER, &found);
+		entry->route = route;
+	}
 	return entry->route;
+}
+
+/* Writes what a table has pending. */
+static void
+write_pending(Gate *gate)
+{
+	if (gate->pending.len == 0)
+		return;
+	tandem_spool_write(tandem_my_subscription->subid, gate->relid, current_lsn, gate->seq++,
+					   current_xid, current_time, &gate->pending);
+	gate->bytes += gate->pending.len;
+	resetStringInfo(&gate->pending);
+	if (gate->pending.maxlen > ENTRY_BYTES * 2)
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+		pfree(gate->pending.data);
+		initStringInfo(&gate->pending);
+		MemoryContextSwitchTo(old);
+	}
 }
 
 void
 tandem_route_spool(LogicalRepRelId relid, StringInfo message)
 {
-	elog(ERROR, "nothing is spooled for remote relation ID %u", relid);
+	Oid			remote_relid = relid;
+	Gate	   *gate = hash_search(gates, &remote_relid, HASH_FIND, NULL);
+	StringInfoData single;
+	const char *data = message->data + message->cursor;
+	uint32		len = message->len - message->cursor;
+
+	if (gate == NULL)
+		elog(ERROR, "no copy of remote relation %u is under way", relid);
+
+	/* of a TRUNCATE of several relations only this one is ours */
+	if (data[0] == LOGICAL_REP_MSG_TRUNCATE)
+	{
+		initStringInfo(&single);
+		appendBinaryStringInfo(&single, data, 1);
+		pq_sendint32(&single, 1);
+		appendBinaryStringInfo(&single, data + 1 + 4, 1);	/* options */
+		pq_sendint32(&single, relid);
+		data = single.data;
+		len = single.len;
+	}
+	appendBinaryStringInfo(&gate->pending, (char *) &len, sizeof(len));
+	appendBinaryStringInfo(&gate->pending, data, len);
+	if (gate->pending.len >= ENTRY_BYTES)
+		write_pending(gate);
 }
 
 void
 tandem_route_commit(void)
 {
+	HASH_SEQ_STATUS status;
+	Gate	   *gate;
+
+	if (gates == NULL || hash_get_num_entries(gates) == 0)
+		return;
+	hash_seq_init(&status, gates);
+	while ((gate = hash_seq_search(&status)) != NULL)
+	{
+		write_pending(gate);
+		gate->seq = 0;
+	}
+}
+
+/* ---- Boundaries ----------------------------------------------------------------- */
+
+/* Answers the leader. */
+static void
+answer_leader(TandemWaveShared *shared)
+{
+	uint32		spool_request;
+	uint32		verify_request;
+	bool		spool;
+	bool		verify;
+	int64		wave;
+	Latch	   *latch;
+
+	SpinLockAcquire(&shared->mutex);
+	spool_request = shared->spool_request;
+	verify_request = shared->verify_request;
+	spool = spool_request != shared->spool_ack;
+	verify = verify_request != shared->verify_ack;
+	wave = shared->wave;
+	SpinLockRelease(&shared->mutex);
+	if (!spool && !verify)
+		return;
+
+	StartTransactionCommand();
+	if (spool)
+	{
+		load_gates();
+		tandem_received_freeze();
+		SpinLockAcquire(&shared->mutex);
+		shared->spool_ack = spool_request;
+		SpinLockRelease(&shared->mutex);
+	}
+	if (verify)
+	{
+		TandemWaveSnapshot *snapshot = tandem_snapshot_load(tandem_my_subscription->subid, wave);
+		bool		ok = snapshot != NULL && tandem_received_visible(snapshot);
+
+		if (ok)
+			tandem_received_forget(snapshot);
+		SpinLockAcquire(&shared->mutex);
+		shared->verify_ack = verify_request;
+		shared->verify_ok = ok;
+		SpinLockRelease(&shared->mutex);
+	}
+	CommitTransactionCommand();
+
+	SpinLockAcquire(&shared->mutex);
+	latch = shared->leader_pid ? shared->leader_latch : NULL;
+	SpinLockRelease(&shared->mutex);
+	if (latch)
+		SetLatch(latch);
+}
+
+/* From now on core may apply to this table, too.  Written last before the commit. */
+static void
+write_ready(TandemCopy *copy, const TandemWaveSnapshot *snapshot)
+{
+	XLogRecPtr	lsn;
+
+	copy->state = TANDEM_COPY_READY;
+	copy->resync = copy->content = copy->stale = false;
+	copy->error = copy->query = copy->columns = NULL;
+	copy->attempts = 0;
+	copy->next_retry = 0;
+	copy->finished = GetCurrentTimestamp();
+	tandem_copies_put_one(copy);
+	if (GetSubscriptionRelState(copy->subid, copy->relid, &lsn) == SUBREL_STATE_INIT)
+		UpdateSubscriptionRelState(copy->subid, copy->relid, SUBREL_STATE_READY, snapshot->lsn);
+}
+
+/*
+ * Finishes one table, if it can be now.  Returns whether its state changed.
+ * An error is that table's.
+ */
+static bool
+finish_table(Oid relid, TandemWaveSnapshot *snapshot, int64 wave)
+{
+	Oid			subid = tandem_my_subscription->subid;
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	TandemCopy *copy;
+	int64		entries;
+	int64		bytes;
+	volatile bool done = false;
+
+	if (!tandem_copy_lock(subid, relid, true))
+		return false;
+	copy = tandem_copies_get(subid, relid);
+	if (copy == NULL || copy->state != TANDEM_COPY_CATCHING_UP || copy->wave != wave)
+		return false;
+	bytes = tandem_spool_bytes(subid, relid, FINISH_BYTES);
+	if (bytes > FINISH_BYTES)
+		return false;
+	if (bytes == 0)
+	{
+		write_ready(copy, snapshot);
+		return true;
+	}
+
+	BeginInternalSubTransaction(NULL);
+	PG_TRY();
+	{
+		(void) tandem_spool_replay(subid, relid, snapshot, PG_INT64_MAX, &entries);
+		write_ready(copy, snapshot);
+		ReleaseCurrentSubTransaction();
+		done = true;
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		tandem_apply_abort();
+		if (error->sqlerrcode == ERRCODE_QUERY_CANCELED || error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN)
+			ReThrowError(error);
+		if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+		{
+			ereport(LOG,
+					(errmsg("changes made while table \"%s\" was copied could not be applied, it will be copied again: %s",
+							get_rel_name(relid), error->message)));
+			tandem_copy_failed(copy, error->message);
+			done = true;
+		}
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return done;
+}
+
+/*
+ * Finishes what can be finished, for at most FINISH_TIME.  Returns whether
+ * there are more to try at once.
+ */
+static bool
+finish_tables(void)
+{
+	int			finished = 0;
+	bool		again = false;
+	Oid			subid = tandem_my_subscription->subid;
+	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), FINISH_TIME);
+	TandemWaveSnapshot *snapshot = NULL;
+	int64		wave = 0;
+	bool		changed = false;
+	bool		left = false;
+	List	   *copies;
+	ListCell   *lc;
+	char		saved[32];
+
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	copies = tandem_copies_list(subid, 0);
+
+	/* the stream waits for no local lock longer than this */
+	strlcpy(saved, GetConfigOption("lock_timeout", false, false), sizeof(saved));
+	SetConfigOption("lock_timeout", "300ms", PGC_SUSET, PGC_S_SESSION);
+
+	/* a position of the origin belongs to what the stream applies */
+	replorigin_session_origin_lsn = InvalidXLogRecPtr;
+
+	foreach(lc, copies)
+	{
+		TandemCopy *copy = lfirst(lc);
+
+		if (copy->state != TANDEM_COPY_CATCHING_UP)
+			continue;
+		if (finished >= FINISH_BATCH)
+		{
+			left = again = true;	/* locks are limited */
+			break;
+		}
+		if (copy->wave != wave)
+		{
+			snapshot = tandem_snapshot_load(subid, copy->wave);
+			wave = copy->wave;
+			if (snapshot)
+				replorigin_session_origin_timestamp = snapshot->taken;
+		}
+		if (snapshot == NULL || stream_lsn < snapshot->lsn || GetCurrentTimestamp() >= until ||
+			!finish_table(copy->relid, snapshot, copy->wave))
+			left = true;
+		else
+		{
+			changed = true;
+			finished++;
+		}
+	}
+	SetConfigOption("lock_timeout", saved, PGC_SUSET, PGC_S_SESSION);
+	PopActiveSnapshot();
+	if (changed)
+		load_gates();
+	CommitTransactionCommand();
+	may_finish = left;
+	if (changed)
+		next_leader = 0;
+	return again;
+}
+
+/* A spool beyond its limit goes, and the table is copied anew. */
+static void
+check_limits(void)
+{
+	int64		limit = (int64) tandem_spool_limit * 1024 * 1024;
+	HASH_SEQ_STATUS status;
+	Gate	   *gate;
+	bool		changed = false;
+
+	hash_seq_init(&status, gates);
+	while ((gate = hash_seq_search(&status)) != NULL)
+	{
+		Oid			subid = tandem_my_subscription->subid;
+
+		if (gate->bytes <= limit)
+			continue;
+		StartTransactionCommand();
+		if (tandem_spool_bytes(subid, gate->relid, limit) <= limit)
+			gate->bytes = 0;	/* most of it is applied */
+		else if (tandem_copy_lock(subid, gate->relid, true))
+		{
+			TandemCopy *copy = tandem_copies_get(subid, gate->relid);
+
+			if (copy && copy->wave == gate->wave)
+			{
+				char	   *why = psprintf("its spool grew beyond tandem.spool_limit (%d MB)", tandem_spool_limit);
+
+				ereport(LOG,
+						(errmsg("table \"%s\" will be copied again: %s", get_rel_name(gate->relid), why)));
+				tandem_copy_failed(copy, why);
+				changed = true;
+			}
+			gate->bytes = 0;
+		}
+		CommitTransactionCommand();
+	}
+	if (changed)
+	{
+		StartTransactionCommand();
+		load_gates();
+		CommitTransactionCommand();
+	}
 }
 
 void
 tandem_route_boundary(XLogRecPtr end_lsn)
 {
+	TandemWaveShared *shared = tandem_my_wave();
+	TimestampTz now = GetCurrentTimestamp();
+	uint32		finish_request;
+
+	stream_lsn = Max(stream_lsn, end_lsn);
+	answer_leader(shared);
+
+	SpinLockAcquire(&shared->mutex);
+	finish_request = shared->finish_request;
+	SpinLockRelease(&shared->mutex);
+	if (finish_request != finish_seen)
+	{
+		finish_seen = finish_request;
+		may_finish = true;
+		next_finish = 0;
+	}
+	if (may_finish && now >= next_finish)
+	{
+		while (finish_tables() && GetCurrentTimestamp() < TimestampTzPlusMilliseconds(now, FINISH_TIME))
+			continue;
+		next_finish = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), FINISH_INTERVAL);
+		check_limits();
+	}
+	else if (hash_get_num_entries(gates) > 0 && now >= next_finish)
+	{
+		check_limits();
+		next_finish = TimestampTzPlusMilliseconds(now, FINISH_INTERVAL);
+	}
+	if (now >= next_leader)
+	{
+		tandem_leader_consider();
+		next_leader = TimestampTzPlusMilliseconds(now, LEADER_INTERVAL);
+	}
 }

@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * route.h
- *	  Where a change of the publisher goes: to its table, to the spool of a
- *	  table that is being copied, or nowhere.
+ *	  Where the apply worker sends a change: to its table, to the spool of a
+ *	  table that is being copied, or nowhere; see route.c.
  *
  * src/subscription/route.h
  *-------------------------------------------------------------------------
@@ -14,30 +14,49 @@
 #include "datatype/timestamp.h"
 #include "lib/stringinfo.h"
 #include "replication/logicalproto.h"
+#include "replication/walreceiver.h"
 
 typedef enum TandemRoute
 {
 	TANDEM_ROUTE_APPLY,
-	TANDEM_ROUTE_SPOOL,			/* tandem_route_spool() takes it */
-	TANDEM_ROUTE_IGNORE			/* the table will be copied later, with this change */
+	TANDEM_ROUTE_SPOOL,			/* hand it to tandem_route_spool() */
+	TANDEM_ROUTE_IGNORE			/* a copy to come has it, or nobody wants it */
 } TandemRoute;
 
 /*
- * At BEGIN, STREAM COMMIT, BEGIN PREPARE, STREAM PREPARE: the transaction whose
- * changes follow.  With or without an open transaction.
+ * Called once, before the stream is started, outside of a transaction: learns
+ * from the publisher which transaction ids may have been received before.
  */
-extern void tandem_route_begin(TransactionId remote_xid, XLogRecPtr commit_lsn, TimestampTz commit_time);
+extern void tandem_route_start(WalReceiverConn *publisher);
 
-/* One change; before any local table is opened or locked.  Needs a transaction. */
+/*
+ * A transaction's commit has been received (BEGIN, STREAM COMMIT, BEGIN
+ * PREPARE).  In the local transaction or before it.
+ */
+extern void tandem_route_begin(TransactionId remote_xid, XLogRecPtr commit_lsn,
+							   TimestampTz commit_time);
+
+/*
+ * What to do with changes of a remote relation.  In a transaction; opens and
+ * locks no user table.
+ */
 extern TandemRoute tandem_route(const LogicalRepRelation *remote);
 
-/* Takes the raw message, from its action byte; in the apply transaction. */
+/*
+ * Keeps a change for later: the raw message from its cursor, which is at its
+ * action byte, without the transaction id of streamed ones; a TRUNCATE of
+ * several relations is kept for this one.  In the apply transaction.
+ */
 extern void tandem_route_spool(LogicalRepRelId relid, StringInfo message);
 
-/* Before the local commit that advances the origin. */
+/* In the apply transaction, before the commit that advances the origin. */
 extern void tandem_route_commit(void);
 
-/* Between transactions, and at each wake-up while idle; no transaction is open. */
+/*
+ * Between transactions, and at each wake-up while idle; no transaction is
+ * open.  end_lsn is how far the stream has come.  May commit transactions of
+ * its own, whose origin is the subscription's, with LSN 0.
+ */
 extern void tandem_route_boundary(XLogRecPtr end_lsn);
 
 #endif							/* TANDEM_ROUTE_H */

@@ -1,0 +1,475 @@
+/*-------------------------------------------------------------------------
+ *
+ * copy.c
+ *	  The copy worker: copies tables of a wave until the queue is empty.
+ *
+ * It imports the leader's snapshot and keeps connection and transaction on the
+ * publisher; tables come from the wave's queue, a number in shared memory.
+ * Several tables are committed together, each in a subtransaction of its own;
+ * an error undoes one table and is shown with it.
+ *
+ * On the publisher each table is locked, for as long as it is read, and must
+ * still have the files that the snapshot knows: under a snapshot older than a
+ * rewrite COPY would return no rows and no error.
+ *
+ * Nothing is committed before the publisher has flushed all that the snapshot
+ * sees, as told by the session that has imported it.  Otherwise a crash there
+ * could undo what has been copied here.
+ *
+ * Rows carry the subscription's origin with LSN 0: a position would let
+ * recovery skip changes of other tables.
+ *
+ * Started by wave.c.
+ *
+ * src/subscription/copy.c
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "executor/tuptable.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "replication/logicalrelation.h"
+#include "replication/origin.h"
+#include "storage/bufmgr.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+#include "storage/proc.h"
+#include "tcop/tcopprot.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/resowner.h"
+#include "utils/rls.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "common/compat.h"
+#include "common/settings.h"
+#include "subscription/waves.h"
+
+#define BATCH_TABLES 200
+#define BATCH_BYTES (16 * 1024 * 1024)
+#define BATCH_TIME 1000			/* ms */
+#define FAST_BYTES (256 * 1024) /* smaller tables aren't worth new files */
+#define LOCK_WAIT "2s"
+
+static WalReceiverConn *publisher = NULL;
+static TandemCopyProgress *progress = NULL;
+static bool reading = false;	/* COPY's data has not been read to its end */
+
+static void
+release_progress(int code, Datum arg)
+{
+	TandemWaveShared *shared = tandem_my_wave();
+	Latch	   *latch;
+
+	SpinLockAcquire(&shared->mutex);
+	if (progress)
+	{
+		progress->pid = 0;
+		progress->latch = NULL;
+		progress->relid = InvalidOid;
+	}
+	shared->finish_request++;
+	latch = shared->leader_pid ? shared->leader_latch : NULL;
+	SpinLockRelease(&shared->mutex);
+	if (latch)
+		SetLatch(latch);
+	tandem_wake_apply();
+}
+
+/* Ends the process if its wave is over. */
+static void
+check_wave(int64 wave)
+{
+	TandemWaveShared *shared = tandem_my_wave();
+	bool		goes_on;
+
+	CHECK_FOR_INTERRUPTS();
+	SpinLockAcquire(&shared->mutex);
+	goes_on = shared->leader_pid != 0 && shared->wave == wave && shared->copying;
+	SpinLockRelease(&shared->mutex);
+	if (!goes_on || tandem_subscription_stopping())
+		proc_exit(0);
+}
+
+static void
+connect_to_snapshot(const Subscription *sub, const char *snapshot, XLogRecPtr lsn)
+{
+	if (publisher)
+		walrcv_disconnect(publisher);
+	publisher = NULL;
+	reading = false;
+	publisher = tandem_publisher_connect(sub, "copy");
+	tandem_publisher_exec(publisher, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
+	tandem_publisher_exec(publisher, psprintf("SET TRANSACTION SNAPSHOT %s", quote_literal_cstr(snapshot)));
+	tandem_publisher_exec(publisher, "SAVEPOINT tandem");
+	if (!tandem_publisher_flushed(publisher, lsn))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the publisher has not flushed what the copy's snapshot sees")));
+}
+
+/* Locks the publisher's table and checks that the snapshot knows its files; starts COPY. */
+static void
+begin_remote_copy(const TandemCopy *copy)
+{
+	Oid			types[] = {BOOLOID};
+	WalRcvExecResult *res;
+	TupleTableSlot *slot;
+	bool		same = false;
+	bool		isnull;
+
+	/* one round trip; the lock of the table before goes, too */
+	res = tandem_publisher_query(publisher,
+								 psprintf("ROLLBACK TO SAVEPOINT tandem; LOCK TABLE ONLY %s IN ACCESS SHARE MODE;"
+										  " SELECT c.oid = pg_catalog.to_regclass(%s) AND"
+										  " CASE WHEN c.relkind = 'r' THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)"
+										  " ELSE coalesce((SELECT bool_and(l.relfilenode = pg_catalog.pg_relation_filenode(l.oid))"
+										  " FROM pg_catalog.pg_partition_tree(c.oid) t JOIN pg_catalog.pg_class l ON l.oid = t.relid"
+										  " WHERE l.relkind = 'r'), true) END"
+										  " FROM pg_catalog.pg_class c WHERE c.oid = %u",
+										  copy->remote_name, quote_literal_cstr(copy->remote_name), copy->remote_relid),
+								 lengthof(types), types);
+	slot = MakeSingleTupleTableSlot(res->tupledesc, &TTSOpsMinimalTuple);
+	if (tuplestore_gettupleslot(res->tuplestore, true, false, slot))
+		same = DatumGetBool(slot_getattr(slot, 1, &isnull)) && !isnull;
+	ExecDropSingleTupleTableSlot(slot);
+	walrcv_clear_result(res);
+	if (!same)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the publisher's table was rewritten or replaced when it was to be copied")));
+
+	res = walrcv_exec(publisher, copy->query, 0, NULL);
+	if (res->status != WALRCV_OK_COPY_OUT)
+		ereport(ERROR,
+				(errcode(res->sqlstate ? res->sqlstate : ERRCODE_CONNECTION_FAILURE),
+				 errmsg("the publisher answered: %s", res->err ? res->err : "no data")));
+	walrcv_clear_result(res);
+	reading = true;
+}
+
+static void
+check_local_table(Relation rel)
+{
+	Oid			relid = RelationGetRelid(rel);
+	AclResult	acl = pg_class_aclcheck(relid, GetUserId(), ACL_INSERT);
+
+	CheckSubscriptionRelkind(rel->rd_rel->relkind, get_namespace_name(RelationGetNamespace(rel)),
+							 RelationGetRelationName(rel));
+	if (acl != ACLCHECK_OK)
+		aclcheck_error(acl, get_relkind_objtype(rel->rd_rel->relkind), RelationGetRelationName(rel));
+	if (check_enable_rls(relid, InvalidOid, false) == RLS_ENABLED)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("user \"%s\" cannot replicate into relation with row-level security enabled: \"%s\"",
+						GetUserNameFromId(GetUserId(), true), RelationGetRelationName(rel))));
+}
+
+/* Is there no row that anybody could see?  Caller holds AccessExclusiveLock. */
+static bool
+is_empty(Relation rel)
+{
+	TableScanDesc scan;
+	TupleTableSlot *slot;
+	Snapshot	snapshot;
+	bool		empty;
+
+	if (RelationGetNumberOfBlocks(rel) == 0)
+		return true;
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	slot = table_slot_create(rel, NULL);
+	scan = table_beginscan(rel, snapshot, 0, NULL);
+	empty = !table_scan_getnextslot(scan, ForwardScanDirection, slot);
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
+	return empty;
+}
+
+static List *
+column_list(const char *columns)
+{
+	Datum		array = OidInputFunctionCall(F_ARRAY_IN, (char *) columns, TEXTOID, -1);
+	Datum	   *names;
+	int			n;
+	List	   *list = NIL;
+
+	deconstruct_array(DatumGetArrayTypeP(array), TEXTOID, -1, false, TYPALIGN_INT, &names, NULL, &n);
+	for (int i = 0; i < n; i++)
+		list = lappend(list, makeString(TextDatumGetCString(names[i])));
+	return list;
+}
+
+/* Locks a table exclusively for a fast load; false if it is in use. */
+static bool
+try_exclusive(Oid relid)
+{
+	return ConditionalLockRelationOid(relid, AccessExclusiveLock);
+}
+
+/* Copies one table, in a subtransaction. */
+static void
+copy_table(TandemCopy *copy)
+{
+	Relation	rel;
+	bool		replace = copy->content || copy->resync;
+	bool		fast = false;
+	LOCKMODE	lock = RowExclusiveLock;
+	int64		rows = 0;
+
+	if (replace)
+		lock = AccessExclusiveLock;
+	else if (copy->query && copy->bytes_estimated >= FAST_BYTES && tandem_fast_copy &&
+			 try_exclusive(copy->relid))
+	{
+		fast = true;
+		lock = AccessExclusiveLock;
+	}
+	rel = try_table_open(copy->relid, lock);
+	if (rel == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("the table does not exist here")));
+	check_local_table(rel);
+	if (fast || replace)
+		fast = copy->query && tandem_fast_copy && tandem_load_can_be_fast(rel) &&
+			(replace || is_empty(rel));
+	if (replace && !fast)
+		tandem_empty_relation(rel);
+
+	if (copy->query)
+	{
+		begin_remote_copy(copy);
+		rows = tandem_load(rel, publisher, column_list(copy->columns), copy->binary, fast, progress);
+		reading = false;
+	}
+	table_close(rel, NoLock);
+
+	copy->state = TANDEM_COPY_CATCHING_UP;
+	copy->content = !copy->resync;
+	copy->error = NULL;
+	copy->rows_done = rows;
+	copy->bytes_done = progress->bytes;
+	copy->finished = 0;
+	tandem_copies_put_one(copy);
+}
+
+/*
+ * Copies one table of a wave, unless it is no longer to be copied.  An error
+ * undoes it, is written to the table's row, and returns false; *lost: it came
+ * from the connection.
+ */
+static bool
+copy_in_subtransaction(const Subscription *sub, Oid relid, int64 wave, bool *lost)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool done = false;
+
+	*lost = false;
+	BeginInternalSubTransaction(NULL);
+	PG_TRY();
+	{
+		TandemCopy *copy;
+
+		(void) tandem_copy_lock(sub->oid, relid, false);
+		copy = tandem_copies_get(sub->oid, relid);
+		if (copy != NULL && copy->state == TANDEM_COPY_COPYING && copy->wave == wave)
+		{
+			copy->started = GetCurrentTimestamp();
+			PushActiveSnapshot(GetTransactionSnapshot());
+			copy_table(copy);
+			PopActiveSnapshot();
+		}
+		ReleaseCurrentSubTransaction();
+		done = true;
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+		TandemCopy *copy;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		if (error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN || error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+			ReThrowError(error);
+
+		ereport(LOG,
+				(errcode(error->sqlerrcode),
+				 errmsg("could not copy table \"%s\" of subscription \"%s\": %s",
+						get_rel_name(relid), sub->name, error->message),
+				 error->context ? errcontext("%s", error->context) : 0));
+		*lost = strncmp(unpack_sql_state(error->sqlerrcode), "08", 2) == 0;
+		(void) tandem_copy_lock(sub->oid, relid, false);
+		copy = tandem_copies_get(sub->oid, relid);
+		if (copy != NULL && copy->state == TANDEM_COPY_COPYING && copy->wave == wave)
+			tandem_copy_failed(copy, error->message);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return done;
+}
+
+static int
+by_ordinal(const ListCell *a, const ListCell *b)
+{
+	const TandemCopy *x = lfirst(a);
+	const TandemCopy *y = lfirst(b);
+
+	return x->ordinal < y->ordinal ? -1 : x->ordinal > y->ordinal;
+}
+
+void
+tandem_copy_main(Datum index)
+{
+	TandemWaveShared *shared;
+	Subscription *sub;
+	char		snapshot[sizeof(shared->snapshot)];
+	char		origin_name[NAMEDATALEN];
+	XLogRecPtr	lsn;
+	int64		wave;
+	int			number = -1;
+	RepOriginId own;
+	List	   *copies;
+	TandemWaveSnapshot *taken;
+	MemoryContext context;
+	bool		open = false;
+	int			tables = 0;
+	int64		bytes = 0;
+	TimestampTz begun = 0;
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+	tandem_subscription_attach(DatumGetInt32(index), false);
+	shared = tandem_my_wave();
+
+	SpinLockAcquire(&shared->mutex);
+	wave = shared->wave;
+	lsn = shared->lsn;
+	strlcpy(snapshot, shared->snapshot, sizeof(snapshot));
+	if (shared->leader_pid != 0 && shared->copying)
+	{
+		for (int i = 0; i < TANDEM_MAX_SYNC_WORKERS && number < 0; i++)
+		{
+			if (shared->workers[i].pid == 0)
+			{
+				number = i;
+				shared->workers[i].pid = MyProcPid;
+				shared->workers[i].latch = MyLatch;
+				shared->workers[i].relid = InvalidOid;
+			}
+		}
+	}
+	SpinLockRelease(&shared->mutex);
+	if (number < 0)
+		proc_exit(0);
+	progress = &shared->workers[number];
+	before_shmem_exit(release_progress, 0);
+
+	BackgroundWorkerInitializeConnectionByOid(tandem_my_subscription->dbid,
+											  tandem_my_subscription->owner, 0);
+	SetConfigOption("session_replication_role", "replica", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("search_path", "", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("lock_timeout", LOCK_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
+
+	StartTransactionCommand();
+	context = AllocSetContextCreate(TopMemoryContext, "tandem copy", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(context);
+	sub = GetSubscription(tandem_my_subscription->subid, false);
+	SetConfigOption("synchronous_commit", sub->synccommit, PGC_BACKEND, PGC_S_OVERRIDE);
+	tandem_copy_origin_name(sub->oid, number + 1, origin_name, sizeof(origin_name));
+	own = replorigin_by_name(origin_name, true);
+	if (own == InvalidRepOriginId)
+		own = replorigin_create(origin_name);
+	copies = tandem_copies_list(sub->oid, wave);
+	taken = tandem_snapshot_load(sub->oid, wave);
+	CommitTransactionCommand();
+	if (taken == NULL)
+		proc_exit(0);
+	list_sort(copies, by_ordinal);
+
+	StartTransactionCommand();
+	tandem_use_subscription_origin(sub->oid, own);
+	replorigin_session_origin_timestamp = taken->taken;
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(context);
+	connect_to_snapshot(sub, snapshot, lsn);
+
+	for (;;)
+	{
+		uint32		place = pg_atomic_fetch_add_u32(&shared->next, 1);
+		TandemCopy *copy = place < list_length(copies) ? list_nth(copies, place) : NULL;
+		bool		finished = copy == NULL;
+		bool		lost;
+
+		if (copy)
+		{
+			check_wave(wave);
+			if (copy->state != TANDEM_COPY_COPYING)
+				continue;
+			if (!open)
+			{
+				StartTransactionCommand();
+				open = true;
+				tables = 0;
+				bytes = 0;
+				begun = GetCurrentTimestamp();
+			}
+			progress->relid = copy->relid;
+			progress->rows = progress->bytes = 0;
+
+			if (!copy_in_subtransaction(sub, copy->relid, wave, &lost))
+			{
+				/* what is left of the data, or of a broken connection, goes */
+				CommitTransactionCommand();
+				open = false;
+				MemoryContextSwitchTo(context);
+				if (reading || lost)
+					connect_to_snapshot(sub, snapshot, lsn);
+			}
+			tables++;
+			bytes += progress->bytes;
+			progress->relid = InvalidOid;
+		}
+
+		if (open && (finished || tables >= BATCH_TABLES || bytes >= BATCH_BYTES ||
+					 GetCurrentTimestamp() >= TimestampTzPlusMilliseconds(begun, BATCH_TIME)))
+		{
+			check_wave(wave);
+			CommitTransactionCommand();
+			open = false;
+			MemoryContextSwitchTo(context);
+			pgstat_report_stat(false);
+			SpinLockAcquire(&shared->mutex);
+			shared->finish_request++;
+			SpinLockRelease(&shared->mutex);
+			tandem_wake_apply();
+		}
+		if (finished)
+			break;
+	}
+	walrcv_disconnect(publisher);
+	proc_exit(0);
+}

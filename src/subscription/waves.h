@@ -1,0 +1,281 @@
+/*-------------------------------------------------------------------------
+ *
+ * waves.h
+ *	  Initial copies in waves: what the files of the wave engine share.
+ *
+ *	 wave.c				the leader: one process while there are tables to copy
+ *	 wave_snapshot.c	the publisher's snapshot, and the ids received before it
+ *	 wave_tables.c		what the publisher knows of the tables
+ *	 copy.c				the copy worker
+ *	 load.c				how rows get into a table
+ *	 copies.c			the state of each table, in tandem.copies
+ *	 spool.c			changes kept while a table is copied, in tandem.spool
+ *	 route.c			the gate in the apply worker
+ *	 waves_shared.c		shared memory
+ *	 tables_view.c		the view tandem.tables, tandem.resync()
+ *
+ * State of a table, in tandem.copies; pg_subscription_rel says 'i' to the
+ * server until READY is written with it.
+ *
+ *	(no row) --> WAITING <---------------------+
+ *				   | leader: a wave begins	   | error in copy or replay, spool
+ *				   v						   | too large, leader gone
+ *				COPYING ---------------------->+
+ *				   | copy worker, in the	   |
+ *				   | transaction of the rows   |
+ *				   v						   |
+ *				CATCHING_UP ------------------>+
+ *				   | apply worker: spool empty, stream past the copy
+ *				   v
+ *				 READY --> WAITING (tandem.resync)
+ *
+ * Changes of a table that is COPYING or CATCHING_UP go to its spool.
+ *
+ * src/subscription/waves.h
+ *-------------------------------------------------------------------------
+ */
+#ifndef TANDEM_WAVES_H
+#define TANDEM_WAVES_H
+
+#include "access/xlogdefs.h"
+#include "datatype/timestamp.h"
+#include "lib/stringinfo.h"
+#include "nodes/pg_list.h"
+#include "replication/walreceiver.h"
+#include "storage/latch.h"
+#include "storage/spin.h"
+#include "utils/relcache.h"
+
+#include "subscription/subscription.h"
+
+/* ---- waves_shared.c ------------------------------------------------------- */
+
+/* What a copy worker is at; for the view. */
+typedef struct TandemCopyProgress
+{
+	pid_t		pid;			/* 0 = free */
+	Latch	   *latch;
+	Oid			relid;			/* InvalidOid = between two tables */
+	int64		rows;
+	int64		bytes;
+} TandemCopyProgress;
+
+/*
+ * One a subscription, with the same number as its TandemSubscriptionSlot.
+ * "next" is atomic, the mutex protects all else.
+ */
+typedef struct TandemWaveShared
+{
+	slock_t		mutex;
+	Oid			subid;
+
+	pid_t		leader_pid;		/* 0 = no leader */
+	Latch	   *leader_latch;
+	bool		leader_started; /* registered, not yet attached */
+	TimestampTz leader_retry;	/* no new leader before this */
+	int			leader_backoff; /* ms */
+	char		error[512];		/* why the last wave or leader failed */
+
+	/* leader to apply: spool the tables that tandem.copies has now */
+	uint32		spool_request;
+	uint32		spool_ack;
+	/* leader to apply: are all ids received before visible in this wave? */
+	uint32		verify_request;
+	uint32		verify_ack;
+	bool		verify_ok;
+	/* leader and copy workers to apply: tables may be finished */
+	uint32		finish_request;
+
+	int64		wave;
+	XLogRecPtr	lsn;
+	char		snapshot[64];	/* as exported; for the copy workers */
+	bool		copying;		/* the wave's copy workers go on */
+	pg_atomic_uint32 next;		/* next table of the wave to copy */
+	TandemCopyProgress workers[TANDEM_MAX_SYNC_WORKERS];
+} TandemWaveShared;
+
+extern TandemWaveShared *tandem_waves;	/* an array */
+
+/* that of this process's subscription */
+extern TandemWaveShared *tandem_my_wave(void);
+
+extern void tandem_waves_shmem_request(void);
+extern void tandem_waves_shmem_startup(void);
+extern void tandem_wake_apply(void);	/* of this process's subscription */
+
+/* ---- copies.c ------------------------------------------------------------- */
+
+#define TANDEM_COPY_WAITING 'w'
+#define TANDEM_COPY_COPYING 'c'
+#define TANDEM_COPY_CATCHING_UP 'u'
+#define TANDEM_COPY_READY 'r'
+
+/* One row of tandem.copies.  Strings are palloc'd and may be NULL. */
+typedef struct TandemCopy
+{
+	Oid			subid;
+	Oid			relid;
+	char		state;
+	int64		wave;
+	int32		ordinal;		/* place in the wave's queue */
+	Oid			remote_relid;
+	bool		resync;			/* pg_subscription_rel has 'r' */
+	bool		content;		/* has rows of a copy that didn't get READY */
+	bool		stale;			/* 'r' there, but changes have been dropped */
+	int32		attempts;		/* failed ones */
+	TimestampTz next_retry;		/* 0 = at once */
+	TimestampTz started;
+	TimestampTz finished;
+	int64		rows_done;
+	int64		rows_estimated;
+	int64		bytes_done;
+	int64		bytes_estimated;
+	char	   *error;
+	char	   *remote_name;	/* quoted, qualified */
+	char	   *columns;		/* remote columns: a text[] as text */
+	char	   *query;			/* COPY on the publisher; NULL = empty there */
+	bool		binary;			/* the query's format */
+} TandemCopy;
+
+/*
+ * Rows of a subscription, in the caller's memory context, seen with a fresh
+ * snapshot.  wave: only those of this wave, 0 = all.
+ */
+extern List *tandem_copies_list(Oid subid, int64 wave);
+
+/* One row, or NULL. */
+extern TandemCopy *tandem_copies_get(Oid subid, Oid relid);
+
+/*
+ * Inserts or replaces rows.  A row that another transaction has changed
+ * meanwhile raises an error.
+ */
+extern void tandem_copies_put(List *copies);
+extern void tandem_copies_put_one(TandemCopy *copy);
+extern void tandem_copies_delete(Oid subid, Oid relid);
+
+/* Sets a table back to WAITING with an error, drops its spool; in the caller's transaction. */
+extern void tandem_copy_failed(TandemCopy *copy, const char *error);
+
+/*
+ * A lock of ours on a table's copy, until the end of the transaction: copying,
+ * replaying and finishing exclude each other.  Returns false if dontWait and
+ * somebody has it.
+ */
+extern bool tandem_copy_lock(Oid subid, Oid relid, bool dontWait);
+
+extern Oid	tandem_own_relation(const char *name);
+
+/* ---- wave_snapshot.c ------------------------------------------------------ */
+
+/* The publisher's snapshot that a wave was copied with. */
+typedef struct TandemWaveSnapshot
+{
+	uint64		xmin;
+	uint64		xmax;
+	int			nxip;
+	uint64	   *xip;			/* sorted */
+	XLogRecPtr	lsn;			/* all it sees was in WAL before this */
+	uint32		timeline;
+	TimestampTz taken;			/* by the publisher's clock */
+} TandemWaveSnapshot;
+
+/* Reads "xmin:xmax:xip,..." into snapshot; palloc'd.  Raises an error if it is none. */
+extern void tandem_snapshot_parse(const char *text, TandemWaveSnapshot *snapshot);
+
+/* The 64-bit id nearest to reference whose low half is xid. */
+extern uint64 tandem_widen_xid(TransactionId xid, uint64 reference);
+
+/* Does the snapshot see this transaction, if it has committed? */
+extern bool tandem_snapshot_sees(const TandemWaveSnapshot *snapshot, uint64 xid);
+
+/* tandem.wave_snapshots; in a transaction */
+extern void tandem_snapshot_store(Oid subid, int64 wave, const char *text, XLogRecPtr lsn,
+								  uint32 timeline, TimestampTz taken);
+extern TandemWaveSnapshot *tandem_snapshot_load(Oid subid, int64 wave);
+extern int64 tandem_snapshot_last_wave(Oid subid);
+extern void tandem_snapshots_prune(Oid subid, List *waves_needed);
+
+/*
+ * Ids whose commit the apply worker has received, in its memory.
+ * received_reset: all ids before "horizon" may have been received before.
+ * received_freeze: from now on spooled.  received_visible: are all of those
+ * before the freeze visible?
+ */
+extern void tandem_received_reset(uint64 horizon);
+extern void tandem_received_add(TransactionId xid);
+extern void tandem_received_freeze(void);
+extern bool tandem_received_visible(const TandemWaveSnapshot *snapshot);
+extern void tandem_received_forget(const TandemWaveSnapshot *snapshot);
+
+/* ---- spool.c -------------------------------------------------------------- */
+
+extern void tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int64 seq,
+							   TransactionId xid, TimestampTz commit_time, StringInfo messages);
+
+/* Bytes in a table's spool; stops counting above limit. */
+extern int64 tandem_spool_bytes(Oid subid, Oid relid, int64 limit);
+
+/*
+ * Applies and deletes entries of a table's spool, oldest first, until about
+ * max_bytes are done.  Entries of transactions that the snapshot sees are only
+ * deleted.  Returns whether the end was reached.  Caller holds the table's copy
+ * lock.
+ */
+extern bool tandem_spool_replay(Oid subid, Oid relid, const TandemWaveSnapshot *snapshot,
+								int64 max_bytes, int64 *entries);
+extern void tandem_spool_drop(Oid subid, Oid relid);
+
+/* ---- wave_tables.c -------------------------------------------------------- */
+
+/*
+ * Fills in what the publisher knows of tables: a list of TandemCopy whose
+ * relid is set.  Those that can't be copied get "error" set.  With recheck,
+ * under the wave's snapshot: also sets query to NULL for empty ones, and error
+ * for those whose identity or columns have changed since the call before.
+ */
+extern void tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub,
+								 List *copies, bool recheck);
+
+/* ---- publisher connections (wave_snapshot.c) ------------------------------ */
+
+extern WalReceiverConn *tandem_publisher_connect(const Subscription *sub, const char *purpose);
+
+/* A command without result / with rows; an error is raised with the publisher's message. */
+extern void tandem_publisher_exec(WalReceiverConn *conn, const char *command);
+extern WalRcvExecResult *tandem_publisher_query(WalReceiverConn *conn, const char *query,
+												int ncolumns, const Oid *types);
+
+/* Has the publisher flushed lsn?  Minds flush positions that stop at a page's start. */
+extern bool tandem_publisher_flushed(WalReceiverConn *conn, XLogRecPtr lsn);
+
+/* ---- load.c --------------------------------------------------------------- */
+
+/*
+ * Copies one table's rows from a connection that is in COPY OUT into a
+ * relation the caller has locked.  Returns the number of rows.
+ */
+extern int64 tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary,
+						 bool fast, TandemCopyProgress *progress);
+
+/* Can a table be given new files and its indexes be built at the end? */
+extern bool tandem_load_can_be_fast(Relation rel);
+
+/* Empties a table, partitions included, by giving it new files; AccessExclusiveLock held on it. */
+extern void tandem_empty_relation(Relation rel);
+
+/* ---- copy.c, wave.c ------------------------------------------------------- */
+
+/* Registers the leader if there is work and none runs; in the apply worker, no transaction open. */
+extern void tandem_leader_consider(void);
+
+/* origins that copy workers need in their own name; see wave.c */
+extern void tandem_copy_origin_name(Oid subid, int worker, char *name, size_t size);
+extern void tandem_use_subscription_origin(Oid subid, RepOriginId own);
+
+extern PGDLLEXPORT void tandem_leader_main(Datum index) pg_attribute_noreturn();
+extern PGDLLEXPORT void tandem_copy_main(Datum index) pg_attribute_noreturn();
+
+extern void tandem_waves_init(void);
+
+#endif							/* TANDEM_WAVES_H */
