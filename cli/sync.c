@@ -148,7 +148,7 @@ read_copy(Node *node, const Subscription *s, Copy *copy, bool want_events)
 	copy->rate = rate_of(copy->seen, copy->bytes_done, age);
 	if (copy->ready == copy->total)
 		copy->seconds_left = 0;
-	else if (copy->rate > 0 && copy->bytes_estimated > copy->bytes_done)
+	else if (copy->rate > 0 && copy->running + copy->waiting > 0 && copy->bytes_estimated > copy->bytes_done)
 		copy->seconds_left = (double) (copy->bytes_estimated - copy->bytes_done) / copy->rate;
 
 	conn = node_database(node, s->database, &error);

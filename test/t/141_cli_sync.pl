@@ -9,6 +9,7 @@ use Tandem::Test;
 use Test::More;
 
 delete $ENV{PGDATABASE};
+$ENV{LC_ALL} = 'C';
 
 my $publisher = Tandem::Node->new_primary('publisher', library => 0);
 my $node = Tandem::Node->new_subscriber('subscriber', library => 1);
