@@ -2,7 +2,8 @@
 # The two-minute story: a primary dies in the middle of pgbench traffic, its
 # standby takes over, and a built-in subscription goes on there without losing
 # or doubling a row.  The dead primary comes back as a standby, and takes over
-# again; the subscription goes on.  Called by "make demo", which puts the
+# again; the subscription goes on.  At last a second subscriber joins, its tables
+# copied by pg_tandem.  Called by "make demo", which puts the
 # servers' programs in PATH and names a folder in TESTDIR; exit status 0 only if
 # all of it is true.
 set -euo pipefail
@@ -10,7 +11,7 @@ set -euo pipefail
 folder=${TESTDIR:?called by make demo}/demo
 mkdir -p "$folder/sockets"
 export PGHOST=$folder/sockets PGUSER=postgres PGDATABASE=postgres
-primary=54321 standby=54322 subscriber=54323	# sockets only, no TCP port is used
+primary=54321 standby=54322 subscriber=54323 newcomer=54324	# sockets only, no TCP port is used
 tables="pgbench_accounts pgbench_branches pgbench_tellers pgbench_history"
 load_pid=
 
@@ -43,6 +44,7 @@ name_of()
 	case $1 in
 		"$primary") echo primary ;;
 		"$standby") echo standby ;;
+		"$newcomer") echo newcomer ;;
 		*) echo subscriber ;;
 	esac
 }
@@ -137,7 +139,7 @@ clean_up()
 	local status=$?
 	trap - EXIT INT TERM
 	[ -z "$load_pid" ] || kill "$load_pid" 2>/dev/null || true
-	for server in standby subscriber primary; do
+	for server in standby subscriber newcomer primary; do
 		pg_ctl -s -m immediate -D "$folder/$server" stop >/dev/null 2>&1 || true
 	done
 	wait
@@ -274,7 +276,25 @@ say "All is as it was in the beginning, on timeline $(sql $primary 'SELECT timel
 printf '  %s$ tandem status%s\n' "$dim" "$plain"
 tandem status -p $primary --node="port=$standby" 2>&1 | sed 's/^/    /' || true
 
-chapter "9. Stop writing, let all finish, and count"
+chapter "9. A second subscriber joins while pgbench writes; pg_tandem copies its tables"
+
+initdb -D "$folder/newcomer" -U postgres -A trust >/dev/null
+configure $newcomer <<-END
+	shared_preload_libraries = 'pg_tandem'
+END
+start $newcomer
+sql $newcomer "CREATE EXTENSION pg_tandem"
+pg_dump -p $primary --schema-only -t 'pgbench_*' | sed '/PUBLICATION/d' | psql -Xq -p $newcomer >/dev/null
+sql $newcomer "CREATE SUBSCRIPTION newcomer CONNECTION 'host=$PGHOST port=$primary user=postgres dbname=postgres' PUBLICATION everything WITH (enabled = false)" 2>/dev/null
+say "newcomer\$ CREATE SUBSCRIPTION newcomer ... WITH (enabled = false)"
+printf '  %snewcomer$ tandem adopt newcomer%s\n' "$dim" "$plain"
+tandem adopt newcomer -p $newcomer | sed 's/^/    /'
+printf '  %snewcomer$ tandem sync --watch%s\n' "$dim" "$plain"
+timeout 60 tandem sync newcomer --watch=0.5 -p $newcomer | sed 's/^/    /' ||
+	fail "the tables were not copied within a minute"
+show $newcomer "SELECT subscription, state, lag_bytes, transactions FROM tandem.subscriptions"
+
+chapter "10. Stop writing, let all finish, and count"
 
 kill $load_pid
 wait $load_pid 2>/dev/null || true
@@ -282,14 +302,15 @@ load_pid=
 wait_until $primary "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgbench')" "pgbench to end"
 lsn=$(sql $primary "SELECT pg_current_wal_lsn()")
 wait_until $primary "SELECT confirmed_flush_lsn >= '$lsn' FROM pg_replication_slots WHERE slot_name = 'sub'" "the subscriber to catch up"
+wait_until $primary "SELECT confirmed_flush_lsn >= '$lsn' FROM pg_replication_slots WHERE slot_name = 'newcomer'" "the second subscriber to catch up"
 wait_until $standby "SELECT pg_last_wal_replay_lsn() >= '$lsn'" "the standby to catch up"
 
 wrong=0
-printf '    %-18s %-40s %-10s %s\n' table primary standby subscriber
+printf '    %-18s %-40s %-10s %-10s %s\n' table primary standby subscriber newcomer
 for table in $tables; do
 	there=$(checksum $primary "$table")
 	verdicts=()
-	for other in $standby $subscriber; do
+	for other in $standby $subscriber $newcomer; do
 		if [ "$(checksum "$other" "$table")" = "$there" ]; then
 			verdicts+=("${green}equal     ${plain}")
 		else
@@ -297,7 +318,7 @@ for table in $tables; do
 			wrong=1
 		fi
 	done
-	printf '    %-18s %-40s %s %s\n' "$table" "$there" "${verdicts[@]}"
+	printf '    %-18s %-40s %s %s %s\n' "$table" "$there" "${verdicts[@]}"
 done
 
 # every row has a number, so what is missing or there twice can be named
@@ -310,7 +331,7 @@ extra=$(comm -13 \
 doubled=$(sql $subscriber "SELECT count(*) - count(DISTINCT id) FROM pgbench_history")
 echo
 say "history rows lost: $lost, doubled: $doubled, known to the subscriber only: $extra"
-[ "$lost-$doubled-$extra-$wrong" = 0-0-0-0 ] || fail "the three servers differ"
+[ "$lost-$doubled-$extra-$wrong" = 0-0-0-0 ] || fail "the four servers differ"
 
 printf '\n%sThe subscription survived its publisher, and the publisher came back.%s\n' "$green$bold" "$plain"
 say "What the dead primary had committed in its last moment without sending it to the standby is"
