@@ -136,8 +136,9 @@ check_table_states(Oid subid, const char *name)
 	if (begun > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("cannot adopt subscription \"%s\": the server has begun to copy table \"%s\" and %d others",
-						name, get_rel_name(example), begun - 1),
+				 errmsg_plural("cannot adopt subscription \"%s\": the server has begun to copy %d table (\"%s\")",
+							   "cannot adopt subscription \"%s\": the server has begun to copy %d tables, \"%s\" among them",
+							   begun, name, begun, get_rel_name(example)),
 				 errhint("Run ALTER SUBSCRIPTION %s ENABLE, wait until pg_subscription_rel has no state but \"i\" and \"r\", and disable it again.",
 						 quote_identifier(name))));
 }
