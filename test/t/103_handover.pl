@@ -27,6 +27,13 @@ for my $server ($publisher, $node)
 $publisher->query('INSERT INTO accounts SELECT g, 0 FROM generate_series(1, 2000) g');
 $publisher->publish('pub', 'accounts', 'log');
 $node->subscribe('sub', $publisher, 'pub');
+# 's' has to become 'r', for which the server's worker waits for something to come
+poll_for(
+	sub {
+		$publisher->query(q{SELECT pg_logical_emit_message(true, 'tandem test', 'x')});
+		$node->query(q{SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel}) eq 't';
+	},
+	'all tables to be ready');
 $node->query('ALTER SUBSCRIPTION sub DISABLE');
 
 my $script = $publisher->basedir . '/load.sql';

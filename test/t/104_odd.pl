@@ -52,7 +52,7 @@ like($node->query_error("SELECT tandem.adopt('sub')"),
 $node->query(q{SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%LOCK TABLE big%' AND pid <> pg_backend_pid()});
 $holder->finish;
 $node->query('ALTER SUBSCRIPTION sub ENABLE');
-$node->wait_for_subscription_sync($publisher, 'sub');
+poll_for(sub { $node->query(q{SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel}) eq 't' }, 'all tables to be ready');
 $node->query('ALTER SUBSCRIPTION sub DISABLE');
 
 # ---- Rolled back -----------------------------------------------------------------
