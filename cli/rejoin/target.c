@@ -12,7 +12,10 @@
  * repairs have begun, see journal.c.
  *
  * May pages be torn?  If the server didn't end cleanly and the machine booted
- * after it started.  Without a lock file nobody can know: then they may.
+ * after it started.  Without a lock file nobody can know: then they may.  And if
+ * a rejoin was cut short while it wrote pages: a write ends anywhere when the
+ * machine stops, and between two pages of memory, which are smaller than ours,
+ * when the process is killed.
  *
  * cli/rejoin/target.c
  *-------------------------------------------------------------------------
@@ -302,7 +305,7 @@ target_open(Target *target, const Options *options)
 		!XLogRecPtrIsInvalid(target->control.backupStartPoint))
 		rejoin_refuse("Start it as a standby; there is nothing to bring back.",
 					  "\"%s\" is a base backup that was never started to its end", found);
-	target->torn_pages = pages_may_be_torn(target);
+	target->torn_pages = interrupted || pages_may_be_torn(target);
 	read_options(target);
 	/*
 	 * The last -D wins.  If the configuration is in here, it is this directory,
