@@ -22,6 +22,8 @@
 #define MOST_PAGES 20000
 #define MOST_TRIES 20
 #define PAUSE_US 100000
+#define DATA_CORRUPTED "XX001"	/* errcodes.txt */
+#define UNUSABLE "Do not use this node: make a new base backup, keep this directory and report it."
 
 typedef struct Digest
 {
@@ -54,14 +56,25 @@ build_arrays(const PageFacts *const *pages, int n)
 	return sql.data;
 }
 
-/* false on an error, which *why_not then says */
+/*
+ * Returns false on an error, which *why_not then says.  A page that the server
+ * itself finds damaged is no error of the comparison but its result; where
+ * names the server, NULL is this node.
+ */
 static bool
-read_digests(PGconn *conn, const char *sql, int n, Digest *digests, const char **why_not)
+read_digests(PGconn *conn, const char *where, const char *sql, int n, Digest *digests,
+			 const char **why_not)
 {
 	PGresult   *res = PQexec(conn, sql);
 
 	if (PQresultStatus(res) != PGRES_TUPLES_OK || PQntuples(res) != n)
 	{
+		const char *state = PQresultErrorField(res, PG_DIAG_SQLSTATE);
+
+		if (state && strcmp(state, DATA_CORRUPTED) == 0)
+			rejoin_refuse(where ? "That server has a damaged page; find its cause before you rely on it." : UNUSABLE,
+						  "page that was to be compared is damaged%s%s: %s", where ? " on " : "",
+						  where ? where : "", PQresultErrorField(res, PG_DIAG_MESSAGE_PRIMARY));
 		*why_not = pg_strdup(PQresultStatus(res) == PGRES_TUPLES_OK ? "unexpected answer" :
 								 PQresultErrorField(res, PG_DIAG_MESSAGE_PRIMARY));
 		PQclear(res);
@@ -96,8 +109,8 @@ compare_batch(PGconn *local, Source *source, const PageFacts **pages, int n, Ver
 	Digest	   *there = pg_malloc(n * sizeof(Digest));
 	int			left = 0;
 
-	if (!read_digests(source->conn, sql, n, there, &verified->why_not) ||
-		!read_digests(local, sql, n, here, &verified->why_not))
+	if (!read_digests(source->conn, source->label, sql, n, there, &verified->why_not) ||
+		!read_digests(local, NULL, sql, n, here, &verified->why_not))
 		return -1;
 	for (int i = 0; i < n; i++)
 	{
@@ -112,7 +125,7 @@ compare_batch(PGconn *local, Source *source, const PageFacts **pages, int n, Ver
 		{
 			const PageKey *key = &pages[i]->key;
 
-			rejoin_refuse("Do not use this node: make a new base backup, keep this directory and report it.",
+			rejoin_refuse(UNUSABLE,
 						  "block %u of file \"%s\" differs from the one on %s at the same LSN %X/%X",
 						  key->block, rel_path(key->rel, (ForkNumber) key->fork, key->block / RELSEG_SIZE),
 						  source->label, LSN_ARGS(here[i].lsn));
