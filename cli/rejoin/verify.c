@@ -7,7 +7,10 @@
  * if the plan was wrong anywhere, it was wrong there.  Two pages of the same
  * LSN have to be the same, but for what replay leaves out (hint bits, unused
  * space), which tandem.page_digests() masks.  A page whose LSN differs is
- * looked at again: the standby is behind, or the page is being written.
+ * looked at again: the standby is behind, or the page is being written.  Two
+ * pages without an LSN aren't comparable: SP-GiST initializes pages for later use
+ * without WAL (allocNewBuffer in spgutils.c), so does a heap that is extended by
+ * many pages at once (hio.c); on standbys they are zero.
  *
  * cli/rejoin/verify.c
  *-------------------------------------------------------------------------
@@ -119,6 +122,8 @@ compare_batch(PGconn *local, Source *source, const PageFacts **pages, int n, Ver
 
 		if (same && same_lsn(here[i].lsn, there[i].lsn))
 			verified->same++;
+		else if (XLogRecPtrIsInvalid(here[i].lsn) && XLogRecPtrIsInvalid(there[i].lsn))
+			verified->changing++;
 		else if (here[i].absent != there[i].absent || here[i].lsn != there[i].lsn)
 			pages[left++] = pages[i];
 		else
