@@ -30,6 +30,11 @@ use Time::HiRes ();
 my $rounds = $ENV{TANDEM_ROUNDS} // 3;
 my $first_seed = $ENV{TANDEM_SEED} // time % 100000 * 100;
 my @modes = split / /, $ENV{TANDEM_MODES} // 'guard none';
+
+# All but hash: its vacuum attaches an image of a bucket's first page that is taken
+# without a lock (blkref 0 of Hash/DELETE, hashbucketcleanup in core), and may be
+# older than the record.  Seen as a false alarm here.
+my $checked = 'brin, gin, gist, heap, heap2, btree, sequence, spgist, generic';
 my $rounds_of_a_pair = 3;
 
 # what looks at the nodes fails where it would hang
@@ -211,7 +216,7 @@ sub one_round
 	PostgreSQL::Test::Utils::system_or_bail("rm -rf $wreck && cp -a " . $old->data_dir . " $wreck")
 	  if $ENV{TANDEM_KEEP};
 
-	$new->set(wal_consistency_checking => 'all') if $check_from_promotion;
+	$new->set(wal_consistency_checking => $checked) if $check_from_promotion;
 	if (!$quiet)
 	{
 		$load->start($new);
@@ -258,7 +263,7 @@ sub one_round
 	  if $none_ahead;
 
 	# ---- every page that is replayed is compared
-	$new->set(wal_consistency_checking => 'all');
+	$new->set(wal_consistency_checking => $checked);
 	$load->start($new) if $quiet || $check_from_promotion;
 	let_run(0.5, 1.5);
 	if ($crash_rejoined)
