@@ -76,7 +76,7 @@ typedef struct Gate
 
 	StringInfoData pending;		/* messages of this transaction */
 	int64		seq;			/* entries of this transaction */
-	char	   *relation;		/* last RELATION message spooled, and its length */
+	char	   *relation;		/* RELATION message of the pending entry; its length, 0 = none yet */
 	int			relation_len;
 	int64		bytes;			/* spooled by this process */
 	bool		over_limit;
@@ -310,7 +310,7 @@ tandem_route(const LogicalRepRelation *remote)
 		StringInfoData message;
 		MemoryContext old;
 
-		/* what the publisher says of the relation, whenever that is new */
+		/* what the publisher says of the relation: first in an entry, and when it is new */
 		initStringInfo(&message);
 		pq_sendbyte(&message, LOGICAL_REP_MSG_RELATION);
 		pq_sendint32(&message, remote->remoteid);
@@ -371,6 +371,7 @@ write_pending(Gate *gate)
 					   current_xid, current_time, &gate->pending);
 	gate->bytes += gate->pending.len;
 	resetStringInfo(&gate->pending);
+	gate->relation_len = 0;		/* each entry says what the relation is */
 	if (gate->pending.maxlen > ENTRY_BYTES * 2)
 	{
 		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
@@ -406,7 +407,8 @@ tandem_route_spool(LogicalRepRelId relid, StringInfo message)
 	}
 	appendBinaryStringInfo(&gate->pending, (char *) &len, sizeof(len));
 	appendBinaryStringInfo(&gate->pending, data, len);
-	if (gate->pending.len >= ENTRY_BYTES)
+	/* what the relation is belongs to the change that follows */
+	if (gate->pending.len >= ENTRY_BYTES && data[0] != LOGICAL_REP_MSG_RELATION)
 		write_pending(gate);
 }
 

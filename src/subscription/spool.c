@@ -5,9 +5,10 @@
  *
  * An entry holds messages of one remote transaction for one table, in stream
  * order, each with its length before it, and starts with what the publisher
- * said of the relation (RELATION) whenever that is new.  Entries of a table are
- * ordered by commit LSN, then by their number in the transaction; that is the
- * order of the stream.
+ * said of the relation (RELATION): whoever replays it, the leader or an apply
+ * worker started since, need not have seen an entry before it.  Entries of a
+ * table are ordered by commit LSN, then by their number in the transaction; that
+ * is the order of the stream.
  *
  * The apply worker writes them in the transaction that advances the
  * subscription's origin; they are deleted in the transaction that applies
