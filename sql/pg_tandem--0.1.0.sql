@@ -399,7 +399,15 @@ CREATE FUNCTION tandem.tables_status(
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'tandem_tables_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 100;
 
-CREATE VIEW tandem.tables AS SELECT * FROM tandem.tables_status();
+CREATE VIEW tandem.tables AS
+SELECT subscription, schema, name, relid, state, wave, pid,
+	rows_done, rows_estimated, bytes_done, bytes_estimated, started,
+	-- at the speed of this table so far
+	CASE WHEN state = 'copying' AND bytes_done > 0 AND bytes_estimated > bytes_done
+		THEN started + (clock_timestamp() - started) * (bytes_estimated::float8 / bytes_done)
+	END AS estimated_end,
+	finished, spool_bytes, last_error, attempts, next_retry
+FROM tandem.tables_status();
 COMMENT ON VIEW tandem.tables IS
 'one row a table of an adopted subscription of this database: is it copied, how far, what was the last error';
 

@@ -292,7 +292,7 @@ copy_in_subtransaction(const Subscription *sub, Oid relid, int64 wave, bool *los
 		copy = tandem_copies_get(sub->oid, relid);
 		if (copy != NULL && copy->state == TANDEM_COPY_COPYING && copy->wave == wave)
 		{
-			copy->started = GetCurrentTimestamp();
+			copy->started = progress->started;
 			PushActiveSnapshot(GetTransactionSnapshot());
 			copy_table(copy);
 			PopActiveSnapshot();
@@ -437,6 +437,7 @@ tandem_copy_main(Datum index)
 				bytes = 0;
 				begun = GetCurrentTimestamp();
 			}
+			progress->started = GetCurrentTimestamp();
 			progress->relid = copy->relid;
 			progress->rows = progress->bytes = 0;
 

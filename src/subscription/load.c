@@ -31,6 +31,7 @@
 #include "catalog/pg_inherits.h"
 #include "commands/copy.h"
 #include "commands/defrem.h"
+#include "commands/progress.h"
 #include "commands/tablecmds.h"
 #include "commands/trigger.h"
 #include "executor/executor.h"
@@ -41,6 +42,7 @@
 #include "parser/parse_relation.h"
 #include "pgstat.h"
 #include "storage/bufmgr.h"
+#include "utils/backend_status.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -61,6 +63,7 @@ static struct
 	bool		at_end;
 	int64		bytes;
 	TandemCopyProgress *progress;
+	bool		by_copy;		/* CopyFrom counts the rows, as of pg_stat_progress_copy */
 } source;
 
 /* Gives COPY what has arrived; waits for at least minread bytes. */
@@ -102,6 +105,8 @@ read_source(void *out, int minread, int maxread)
 		{
 			source.bytes += source.len;
 			source.progress->bytes = source.bytes;
+			if (source.by_copy && MyBEEntry)
+				source.progress->rows = MyBEEntry->st_progress_param[PROGRESS_COPY_TUPLES_PROCESSED];
 		}
 	}
 	return done;
@@ -306,7 +311,9 @@ tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary, boo
 	{
 		CopyFromState cstate = begin_copy(rel, columns, binary);
 
+		source.by_copy = true;
 		rows = (int64) CopyFrom(cstate);
+		source.by_copy = false;
 		EndCopyFrom(cstate);
 	}
 	progress->rows = rows;

@@ -162,6 +162,7 @@ put_table(ReturnSetInfo *rsinfo, Oid subid, const char *name, SubscriptionRelSta
 			text = "copying";
 			if (current_progress(subid, state->relid, &progress))
 			{
+				copy->started = progress.started;
 				copy->rows_done = progress.rows;
 				copy->bytes_done = progress.bytes;
 			}

@@ -56,6 +56,7 @@ typedef struct TandemCopyProgress
 	pid_t		pid;			/* 0 = free */
 	Latch	   *latch;
 	Oid			relid;			/* InvalidOid = between two tables */
+	TimestampTz started;
 	int64		rows;
 	int64		bytes;
 } TandemCopyProgress;

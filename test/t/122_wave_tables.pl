@@ -102,4 +102,35 @@ poll_for(sub { state_of('good') eq 'ready' }, 'the copy afterwards');
 is($subscriber->query('SELECT count(*), sum(hashtextextended(g::text, 0)) FROM good g'),
 	$publisher->query('SELECT count(*), sum(hashtextextended(g::text, 0)) FROM good g'), 'equal again');
 
+# ---- How far one is ----------------------------------------------------------------
+
+($in, $out) = ('', '');
+$locker = IPC::Run::start([ $subscriber->installed_command('psql'), '-XAtq', '-d', $subscriber->connstr('postgres') ],
+	'<', \$in, '>', \$out, '2>&1');
+$in .= "SELECT pg_advisory_lock(1), 'locked';\n";
+poll_for(sub { $locker->pump_nb; $out =~ /locked/ }, 'the lock');
+$_->query('CREATE TABLE watched (id int PRIMARY KEY, filler text)') for $publisher, $subscriber;
+$publisher->query(q{INSERT INTO watched SELECT g, repeat('x', 100) FROM generate_series(1, 20000) g});
+$publisher->query('VACUUM ANALYZE watched');
+$publisher->query('ALTER PUBLICATION pub ADD TABLE watched');
+$subscriber->query(q{
+	CREATE FUNCTION stop_here() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		IF NEW.id = 15000 THEN PERFORM pg_advisory_xact_lock_shared(1); END IF;
+		RETURN NEW;
+	END $$;
+	CREATE TRIGGER stop_here BEFORE INSERT ON watched FOR EACH ROW EXECUTE FUNCTION stop_here();
+	ALTER TABLE watched ENABLE ALWAYS TRIGGER stop_here;
+});
+$subscriber->query('ALTER SUBSCRIPTION sub REFRESH PUBLICATION');
+poll_for(sub { $subscriber->query(q{SELECT rows_done > 10000 AND bytes_done > 1000000 AND rows_estimated = 20000
+	FROM tandem.tables WHERE name = 'watched'}) eq 't' }, 'most of it');
+is($subscriber->query(q{SELECT state, estimated_end > started AND estimated_end < started + 4 * (now() - started) + interval '1 s',
+	finished IS NULL FROM tandem.tables WHERE name = 'watched'}), 'copying|t|t', 'its end is estimated');
+$in .= "\\q\n";
+$locker->finish;
+poll_for(sub { state_of('watched') eq 'ready' }, 'its end');
+is($subscriber->query(q{SELECT rows_done, estimated_end, finished >= started FROM tandem.tables WHERE name = 'watched'}),
+	'20000||t', 'then there is nothing to estimate');
+
 done_testing();
