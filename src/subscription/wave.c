@@ -603,7 +603,14 @@ run_wave(List *copies, int64 wave)
 		StartTransactionCommand();
 		MemoryContextSwitchTo(wave_context);
 		replorigin_session_origin_timestamp = GetCurrentTimestamp();
+
+		/*
+		 * Asking locks partitions there; this session stays in its transaction
+		 * as long as the wave lasts, and DDL must not wait for that.
+		 */
+		tandem_publisher_exec(holder, "SAVEPOINT tandem");
 		tandem_wave_describe(holder, sub, chosen, true);
+		tandem_publisher_exec(holder, "ROLLBACK TO SAVEPOINT tandem");
 		foreach(lc, chosen)
 		{
 			TandemCopy *copy = lfirst(lc);
