@@ -3,7 +3,7 @@
  * waves.h
  *	  Initial copies in waves: what the files of the wave engine share.
  *
- *	 wave.c				the leader: one process while there are tables to copy
+ *	 leader.c, wave.c, drain.c	the leader: one process while there are tables to copy (leader.h)
  *	 wave_snapshot.c	the publisher's snapshot, and the ids received before it
  *	 wave_tables.c		what the publisher knows of the tables
  *	 copy.c				the copy worker
@@ -265,12 +265,12 @@ extern bool tandem_load_can_be_fast(Relation rel);
 /* Empties a table, partitions included, by giving it new files; AccessExclusiveLock held on it. */
 extern void tandem_empty_relation(Relation rel);
 
-/* ---- copy.c, wave.c ------------------------------------------------------- */
+/* ---- copy.c, leader.c ----------------------------------------------------- */
 
 /* Registers the leader if there is work and none runs; in the apply worker, no transaction open. */
 extern void tandem_leader_consider(void);
 
-/* origins that copy workers need in their own name; see wave.c */
+/* origins that copy workers need in their own name; see leader.c */
 extern void tandem_copy_origin_name(Oid subid, int worker, char *name, size_t size);
 extern void tandem_use_subscription_origin(Oid subid, RepOriginId own);
 
