@@ -58,6 +58,21 @@ check_failed_tables(Diagnosis *d, Node *node, const Subscription *s)
 			->hint = screen_printf("\"tandem sync %s\" shows their errors.", s->name);
 }
 
+/* A change that is skipped means that the two sides differ. */
+static void
+check_missing_rows(Diagnosis *d, Node *node, const Subscription *s)
+{
+	const char *updates = subscription_field(s, "update_missing");
+	const char *deletes = subscription_field(s, "delete_missing");
+	int64		n = (updates ? strtoll(updates, NULL, 10) : 0) + (deletes ? strtoll(deletes, NULL, 10) : 0);
+
+	if (n > 0)
+		finding_add(d, WARNING, node, "rows_missing",
+					screen_printf("%s: changes skipped since their rows are not here: " INT64_FORMAT ".", quoted_name(s), n),
+					"Its tables differ from the publisher's.")
+			->hint = "The server log names the first table. SELECT tandem.resync(...) copies a table again.";
+}
+
 static void
 check_running(Diagnosis *d, Node *node)
 {
@@ -114,6 +129,7 @@ check_running(Diagnosis *d, Node *node)
 						"No change is applied, and the publisher keeps WAL for it.")
 				->hint = subscription_field(s, "hint");
 		check_failed_tables(d, node, s);
+		check_missing_rows(d, node, s);
 	}
 }
 

@@ -287,7 +287,7 @@ json_subscriptions(Json *json, Node *node)
 	static const char *const texts[] = {
 		"state", "reason", "received_lsn", "applied_lsn", "flushed_lsn", "last_error", "last_error_at", "next_retry"};
 	static const char *const numbers[] = {
-		"lag_bytes", "lag_seconds", "inserts", "updates", "deletes", "truncates", "transactions", "error_count"};
+		"lag_bytes", "lag_seconds", "inserts", "updates", "deletes", "truncates", "transactions", "update_missing", "delete_missing", "error_count"};
 	const Subscriptions *all = node_subscriptions(node);
 
 	json_open_array(json, "subscriptions");

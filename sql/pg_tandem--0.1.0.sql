@@ -313,7 +313,9 @@ CREATE FUNCTION tandem.subscriptions_status(
 	OUT next_retry timestamptz,
 	OUT database name,
 	OUT hint text,
-	OUT workers integer)
+	OUT workers integer,
+	OUT update_missing bigint,
+	OUT delete_missing bigint)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'tandem_subscriptions_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 10;
 

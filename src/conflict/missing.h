@@ -16,11 +16,8 @@
 /*
  * The row to be updated or deleted isn't here.  sent: the row as the publisher
  * described it, perhaps only its identity columns.  Returns; the caller then
- * skips the change.
+ * skips the change, and counts it.
  */
 extern void tandem_conflict_missing(Relation rel, CmdType operation, TupleTableSlot *sent);
-
-/* Changes skipped in this process because their row was missing. */
-extern uint64 tandem_conflict_missing_count(void);
 
 #endif							/* TANDEM_MISSING_H */

@@ -19,6 +19,7 @@
 #include "common/compat.h"
 #include "subscription/dispatch.h"
 #include "subscription/modify.h"
+#include "subscription/subscription.h"
 
 TandemApplyAt tandem_apply_at = {.column = -1};
 TandemApplyCounts tandem_apply_counts;
@@ -28,6 +29,29 @@ tandem_apply_begin_session(const Subscription *sub)
 {
 	/* functions of the server that we call report conflicts in its name (18) */
 	MySubscription = (Subscription *) sub;
+}
+
+/* ---- What has been done -------------------------------------------------------- */
+
+void
+tandem_apply_counted(void)
+{
+	TandemSubscriptionSlot *slot = tandem_my_subscription;
+	TandemApplyCounts *counts = &tandem_apply_counts;
+
+	if (counts->inserts)
+		pg_atomic_fetch_add_u64(&slot->inserts, counts->inserts);
+	if (counts->updates)
+		pg_atomic_fetch_add_u64(&slot->updates, counts->updates);
+	if (counts->deletes)
+		pg_atomic_fetch_add_u64(&slot->deletes, counts->deletes);
+	if (counts->truncates)
+		pg_atomic_fetch_add_u64(&slot->truncates, counts->truncates);
+	if (counts->update_missing)
+		pg_atomic_fetch_add_u64(&slot->update_missing, counts->update_missing);
+	if (counts->delete_missing)
+		pg_atomic_fetch_add_u64(&slot->delete_missing, counts->delete_missing);
+	memset(counts, 0, sizeof(*counts));
 }
 
 /* ---- Context of errors ------------------------------------------------------------ */
@@ -198,6 +222,7 @@ tandem_apply_abort(void)
 	tandem_batch_abort();
 	tandem_targets_abort();
 	tandem_relations_abort();
+	memset(&tandem_apply_counts, 0, sizeof(tandem_apply_counts));
 	tandem_apply_at.action = 0;
 	set_table(NULL);
 	tandem_apply_at.column = -1;

@@ -34,9 +34,14 @@ typedef struct TandemApplyCounts
 	uint64		updates;
 	uint64		deletes;
 	uint64		truncates;
+	uint64		update_missing; /* skipped, since the row wasn't here */
+	uint64		delete_missing;
 } TandemApplyCounts;
 
 extern TandemApplyCounts tandem_apply_counts;
+
+/* After their commit: shows them in tandem.subscriptions, and begins anew. */
+extern void tandem_apply_counted(void);
 
 /*
  * Before the first message: what the session applies for.  "sub" must live as

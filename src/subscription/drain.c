@@ -94,6 +94,7 @@ drain_table(Oid relid)
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
 	CommitTransactionCommand();
+	tandem_apply_counted();
 	return done;
 }
 

@@ -71,6 +71,7 @@ update_row(TandemTarget *target)
 	EvalPlanQualSetSlot(&target->epqstate, target->changed);
 	ExecSimpleRelationUpdate(target->relinfo, target->estate, &target->epqstate,
 							 target->found, target->changed);
+	tandem_apply_counts.updates++;
 }
 
 /* Deletes the row in target->found. */
@@ -82,7 +83,7 @@ delete_row(TandemTarget *target)
 	ExecSimpleRelationDelete(target->relinfo, target->estate, &target->epqstate, target->found);
 }
 
-/* Finds the row in target->search. */
+/* Finds the row in target->search; if there is none, counts the change as skipped. */
 static bool
 find_row(TandemTarget *target, CmdType operation)
 {
@@ -90,6 +91,10 @@ find_row(TandemTarget *target, CmdType operation)
 	if (tandem_target_find(target))
 		return true;
 	tandem_conflict_missing(target->rel, operation, target->search);
+	if (operation == CMD_UPDATE)
+		tandem_apply_counts.update_missing++;
+	else
+		tandem_apply_counts.delete_missing++;
 	return false;
 }
 
@@ -154,6 +159,7 @@ update_in_partition(TandemTarget *root, LogicalRepTupleData *row)
 
 	delete_row(partition);
 	insert_into_partition(root, root->changed);
+	tandem_apply_counts.updates++;
 }
 
 static void
@@ -164,7 +170,10 @@ delete_in_partition(TandemTarget *root)
 	tandem_map_check_updatable(partition->map);
 	to_partition(root, partition, root->search, partition->search);
 	if (find_row(partition, CMD_DELETE))
+	{
 		delete_row(partition);
+		tandem_apply_counts.deletes++;
+	}
 }
 
 /* ---- Changes ------------------------------------------------------------------------- */
@@ -234,7 +243,6 @@ tandem_modify_update(TandemTarget *target, LogicalRepTupleData *old_row, Logical
 	TANDEM_UPDATED_COLUMNS(target->estate) = target->sent;
 	ExecClearTuple(target->changed);
 	end_change(target, old);
-	tandem_apply_counts.updates++;
 }
 
 void
@@ -251,9 +259,11 @@ tandem_modify_delete(TandemTarget *target, LogicalRepTupleData *old_row)
 	if (target->routing)
 		delete_in_partition(target);
 	else if (find_row(target, CMD_DELETE))
+	{
 		delete_row(target);
+		tandem_apply_counts.deletes++;
+	}
 	end_change(target, old);
-	tandem_apply_counts.deletes++;
 }
 
 /* ---- TRUNCATE -------------------------------------------------------------------------- */

@@ -623,6 +623,7 @@ finish_tables(void)
 	if (changed)
 		load_gates();
 	CommitTransactionCommand();
+	tandem_apply_counted();
 	may_finish = left;
 	if (changed)
 		next_leader = 0;

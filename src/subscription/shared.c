@@ -115,6 +115,8 @@ tandem_subscriptions_shmem_startup(void)
 			pg_atomic_init_u64(&slot->updates, 0);
 			pg_atomic_init_u64(&slot->deletes, 0);
 			pg_atomic_init_u64(&slot->truncates, 0);
+			pg_atomic_init_u64(&slot->update_missing, 0);
+			pg_atomic_init_u64(&slot->delete_missing, 0);
 			pg_atomic_init_u64(&slot->transactions, 0);
 		}
 	}
@@ -225,6 +227,8 @@ tandem_subscription_find_or_add(Oid dbid, Oid subid)
 		pg_atomic_write_u64(&slot->updates, 0);
 		pg_atomic_write_u64(&slot->deletes, 0);
 		pg_atomic_write_u64(&slot->truncates, 0);
+		pg_atomic_write_u64(&slot->update_missing, 0);
+		pg_atomic_write_u64(&slot->delete_missing, 0);
 		pg_atomic_write_u64(&slot->transactions, 0);
 		SpinLockRelease(&slot->mutex);
 		return slot;

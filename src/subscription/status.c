@@ -28,7 +28,7 @@
 
 #include "subscription/subscription.h"
 
-#define COLUMNS 24
+#define COLUMNS 26
 
 PG_FUNCTION_INFO_V1(tandem_subscriptions_status);
 
@@ -52,6 +52,8 @@ typedef struct SlotCopy
 	uint64		updates;
 	uint64		deletes;
 	uint64		truncates;
+	uint64		update_missing;
+	uint64		delete_missing;
 	uint64		transactions;
 } SlotCopy;
 
@@ -84,6 +86,8 @@ copy_slot(Oid subid, SlotCopy *copy)
 		copy->updates = pg_atomic_read_u64(&slot->updates);
 		copy->deletes = pg_atomic_read_u64(&slot->deletes);
 		copy->truncates = pg_atomic_read_u64(&slot->truncates);
+		copy->update_missing = pg_atomic_read_u64(&slot->update_missing);
+		copy->delete_missing = pg_atomic_read_u64(&slot->delete_missing);
 		copy->transactions = pg_atomic_read_u64(&slot->transactions);
 	}
 	LWLockRelease(tandem_subscriptions->lock);
@@ -227,6 +231,8 @@ tandem_subscriptions_status(PG_FUNCTION_ARGS)
 										 quote_literal_cstr(NameStr(form->subname)),
 										 quote_literal_cstr(NameStr(form->subname))) : NULL);
 		add(&row, Int32GetDatum(label.options.workers), misfit != NULL);
+		add(&row, Int64GetDatum(slot.update_missing), !slot.found);
+		add(&row, Int64GetDatum(slot.delete_missing), !slot.found);
 		Assert(row.n == COLUMNS);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, row.values, row.nulls);
 	}

@@ -195,6 +195,8 @@ typedef struct TandemSubscriptionSlot
 	pg_atomic_uint64 updates;
 	pg_atomic_uint64 deletes;
 	pg_atomic_uint64 truncates;
+	pg_atomic_uint64 update_missing;
+	pg_atomic_uint64 delete_missing;
 	pg_atomic_uint64 transactions;
 } TandemSubscriptionSlot;
 

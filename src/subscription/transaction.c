@@ -172,25 +172,6 @@ tandem_transaction_change(StringInfo message)
 
 /* ---- The end --------------------------------------------------------------------------- */
 
-/* Shows what has been done since the last time. */
-static void
-report_counts(void)
-{
-	TandemSubscriptionSlot *slot = tandem_my_subscription;
-	TandemApplyCounts *counts = &tandem_apply_counts;
-
-	if (counts->inserts)
-		pg_atomic_fetch_add_u64(&slot->inserts, counts->inserts);
-	if (counts->updates)
-		pg_atomic_fetch_add_u64(&slot->updates, counts->updates);
-	if (counts->deletes)
-		pg_atomic_fetch_add_u64(&slot->deletes, counts->deletes);
-	if (counts->truncates)
-		pg_atomic_fetch_add_u64(&slot->truncates, counts->truncates);
-	memset(counts, 0, sizeof(*counts));
-	pg_atomic_fetch_add_u64(&slot->transactions, 1);
-}
-
 void
 tandem_transaction_done(XLogRecPtr end_lsn, TimestampTz time, bool local)
 {
@@ -200,7 +181,8 @@ tandem_transaction_done(XLogRecPtr end_lsn, TimestampTz time, bool local)
 	{
 		tandem_feedback_committed(end_lsn);
 		pgstat_report_stat(false);
-		report_counts();
+		tandem_apply_counted();
+		pg_atomic_fetch_add_u64(&slot->transactions, 1);
 	}
 	SpinLockAcquire(&slot->mutex);
 	slot->applied_lsn = end_lsn;

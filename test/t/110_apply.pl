@@ -105,8 +105,13 @@ $publisher->query(q{UPDATE plain SET a = 'missing' WHERE id = 1; DELETE FROM pla
 caught_up();
 like($subscriber->log_since($mark), qr/did not find row to be updated in replication target relation "public.plain"/, 'a missing row is logged');
 is($subscriber->query('SELECT a FROM plain WHERE id = -2'), 'after', 'and the stream goes on');
+is($subscriber->query('SELECT update_missing, delete_missing FROM tandem.subscriptions'), '1|1', 'missing rows are counted by kind');
+my $counted = 'SELECT updates, deletes FROM tandem.subscriptions';
+my $before = $subscriber->query($counted);
 $publisher->query('DELETE FROM plain WHERE id = 1');
 caught_up();
+is($subscriber->query($counted), $before, 'a change that is skipped does not count as applied');
+is($subscriber->query('SELECT update_missing, delete_missing FROM tandem.subscriptions'), '1|2', 'each is counted');
 is_same_table($publisher, $subscriber, 'plain', 'plain');
 
 # DDL between changes, on both sides
