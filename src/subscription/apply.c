@@ -50,6 +50,10 @@
 
 #define NAP 1000				/* ms; idle, nothing to confirm */
 
+/* One change may take seconds (a scan of a large table), a streamed transaction hours. */
+#define KEEP_ALIVE_CHANGES 8
+#define KEEP_ALIVE_INTERVAL 500 /* ms */
+
 static WalReceiverConn *publisher = NULL;
 static char origin_name[NAMEDATALEN];
 
@@ -200,6 +204,22 @@ report_received(XLogRecPtr received, XLogRecPtr remote_end)
 		slot->remote_end_lsn = remote_end;
 	slot->last_message = now;
 	SpinLockRelease(&slot->mutex);
+}
+
+void
+tandem_apply_keep_alive(void)
+{
+	static int	changes = 0;
+	static TimestampTz last = 0;
+	TimestampTz now;
+
+	if (++changes % KEEP_ALIVE_CHANGES != 0)
+		return;
+	now = GetCurrentTimestamp();
+	if (!TimestampDifferenceExceeds(last, now, KEEP_ALIVE_INTERVAL))
+		return;
+	last = now;
+	tandem_feedback_send(publisher, InvalidXLogRecPtr, false, false);
 }
 
 /* One message of the replication protocol. */

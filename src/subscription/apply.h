@@ -106,4 +106,10 @@ extern void tandem_row_check_two_phase(void);
 /* Ends the process; the launcher starts another at once. */
 extern void tandem_apply_restart(const char *reason) pg_attribute_noreturn();
 
+/*
+ * At every change: tells the publisher in time that we are alive, however long
+ * a transaction takes to apply.  Raises an error if the connection is gone.
+ */
+extern void tandem_apply_keep_alive(void);
+
 #endif							/* TANDEM_APPLY_H */

@@ -145,6 +145,7 @@ tandem_transaction_change(StringInfo message)
 	if (!tandem_apply.in_transaction)
 		protocol_error("a change came outside of a transaction");
 
+	tandem_apply_keep_alive();
 	tandem_transaction_ensure();
 	if (action == LOGICAL_REP_MSG_TRUNCATE)
 	{
