@@ -100,6 +100,14 @@ end_after_error(void)
 	MemoryContextSwitchTo(old);
 	tandem_apply_at.origin = NULL;
 	AbortOutOfAnyTransaction();
+
+	/*
+	 * It may be the commit that has failed, and what is committed from here on
+	 * must not carry the position of what has not been applied.
+	 */
+	replorigin_session_origin = InvalidRepOriginId;
+	replorigin_session_origin_lsn = InvalidXLogRecPtr;
+	replorigin_session_origin_timestamp = 0;
 	RESUME_INTERRUPTS();
 
 	tandem_subscription_failed(error);

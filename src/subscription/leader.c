@@ -69,7 +69,20 @@ tandem_use_subscription_origin(Oid subid, RepOriginId own)
 	replorigin_session_origin_timestamp = GetCurrentTimestamp();
 }
 
-/* Drops all origins of leader and copy workers; none of them is in use. */
+void
+tandem_copy_origins_drop(Oid subid)
+{
+	for (int i = 0; i <= TANDEM_MAX_SYNC_WORKERS; i++)
+	{
+		char		name[NAMEDATALEN];
+
+		tandem_copy_origin_name(subid, i, name, sizeof(name));
+		if (replorigin_by_name(name, true) != InvalidRepOriginId)
+			replorigin_drop_by_name(name, true, true);
+	}
+}
+
+/* At the leader's end: all workers have ended. */
 static void
 drop_origins(void)
 {
@@ -80,13 +93,7 @@ drop_origins(void)
 		replorigin_session_reset();
 		tandem_leader.origin = InvalidRepOriginId;
 	}
-	for (int i = 0; i <= TANDEM_MAX_SYNC_WORKERS; i++)
-	{
-		char		name[NAMEDATALEN];
-
-		tandem_copy_origin_name(tandem_my_subscription->subid, i, name, sizeof(name));
-		replorigin_drop_by_name(name, true, true);
-	}
+	tandem_copy_origins_drop(tandem_my_subscription->subid);
 	CommitTransactionCommand();
 }
 
@@ -365,7 +372,6 @@ tandem_leader_main(Datum index)
 void
 tandem_leader_consider(void)
 {
-	static bool first = true;
 	TandemWaveShared *shared = tandem_my_wave();
 	Oid			subid = tandem_my_subscription->subid;
 	TimestampTz now = GetCurrentTimestamp();
@@ -408,15 +414,14 @@ tandem_leader_consider(void)
 			new_tables--;
 	}
 	wanted = wanted || (new_tables > 0 && !draining);
-	if (first && !wanted)
+	if (!wanted && !draining)
 	{
 		char		name[NAMEDATALEN];
 
-		/* a leader that was killed at its end */
+		/* a leader that has ended before it dropped its origins */
 		tandem_copy_origin_name(subid, 0, name, sizeof(name));
 		wanted = replorigin_by_name(name, true) != InvalidRepOriginId;
 	}
-	first = false;
 	CommitTransactionCommand();
 	if (!wanted)
 		return;

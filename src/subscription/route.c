@@ -463,7 +463,11 @@ answer_leader(TandemWaveShared *shared)
 	if (verify)
 	{
 		TandemWaveSnapshot *snapshot = tandem_snapshot_load(tandem_my_subscription->subid, wave);
-		bool		ok = snapshot != NULL && tandem_received_visible(snapshot);
+		bool		ok;
+
+		/* the leader may still be connected to the primary that was before */
+		ok = snapshot != NULL && snapshot->timeline == publisher_timeline &&
+			tandem_received_visible(snapshot);
 
 		if (ok)
 			tandem_received_forget(snapshot);

@@ -347,7 +347,11 @@ forget_copies(Oid subid, Oid relid)
 	tandem_spool_drop(subid, relid);
 	tandem_copies_delete(subid, relid);
 	if (!OidIsValid(relid))
+	{
 		tandem_snapshots_prune(subid, NIL);
+		/* a leader that was told to stop has left them */
+		tandem_copy_origins_drop(subid);
+	}
 }
 
 void

@@ -272,6 +272,12 @@ extern void tandem_leader_consider(void);
 
 /* origins that copy workers need in their own name; see leader.c */
 extern void tandem_copy_origin_name(Oid subid, int worker, char *name, size_t size);
+
+/*
+ * Drops all origins of leader and copy workers, none of which may be in use
+ * (else an error); in the caller's transaction.
+ */
+extern void tandem_copy_origins_drop(Oid subid);
 extern void tandem_use_subscription_origin(Oid subid, RepOriginId own);
 
 extern PGDLLEXPORT void tandem_leader_main(Datum index) pg_attribute_noreturn();
