@@ -364,6 +364,8 @@ run(XLogRecPtr received)
 			tandem_row_reread();
 			tandem_row_check_two_phase();
 			tandem_route_boundary(received);
+			if (tandem_route_wants_position())
+				tandem_feedback_send(publisher, received, true, true);
 		}
 		MemoryContextReset(tandem_apply.message_context);
 		MemoryContextSwitchTo(TopMemoryContext);
@@ -380,7 +382,7 @@ run(XLogRecPtr received)
 		}
 		events = WaitLatchOrSocket(MyLatch,
 								   WL_SOCKET_READABLE | WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-								   fd, tandem_feedback_pending() ? WalWriterDelay : NAP,
+								   fd, Min(tandem_feedback_pending() ? WalWriterDelay : NAP, tandem_route_nap()),
 								   WAIT_EVENT_LOGICAL_APPLY_MAIN);
 		if (events & WL_LATCH_SET)
 		{

@@ -59,6 +59,7 @@
 #define LAUNCHER_RESTART 5		/* s */
 #define NAP 10000				/* ms between two turns when nothing happens */
 #define SHORT_NAP 1000			/* ms until a subscription that had to wait is tried again */
+#define LOCK_NAP 5				/* ms, first wait for a lock, doubled up to SHORT_NAP */
 #define ATTACH_LIMIT 60000		/* ms for a worker to attach that nobody watches */
 #define EXIT_BACKOFF 5000		/* ms until the next try after an exit without an error */
 
@@ -288,11 +289,15 @@ report_no_worker(TandemSubscriptionSlot *slot, const char *name)
 
 /*
  * Starts the apply worker of a subscription, if it still may run.  Returns
- * false when it has to be tried again soon.  Opens a transaction of its own.
+ * after how long it has to be looked at again.  Opens a transaction of its own.
+ *
+ * Who wakes us at a commit holds its locks a moment longer, so the first waits
+ * for a lock are short.
  */
-static bool
+static long
 start_worker(Oid subid)
 {
+	static long lock_nap = LOCK_NAP;
 	LOCKTAG		tag;
 	List	   *candidates;
 	Candidate  *candidate;
@@ -305,16 +310,20 @@ start_worker(Oid subid)
 	StartTransactionCommand();
 	if (LockAcquire(&tag, AccessShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
 	{
+		long		nap = lock_nap;
+
 		CommitTransactionCommand();
-		return false;
+		lock_nap = Min(lock_nap * 2, SHORT_NAP);
+		return nap;
 	}
+	lock_nap = LOCK_NAP;
 	AcceptInvalidationMessages();
 	(void) GetTransactionSnapshot();
 	candidates = read_candidates(subid, turn_context);
 	if (candidates == NIL || obstacle(linitial(candidates)) != NULL)
 	{
 		CommitTransactionCommand();
-		return true;			/* the next turn sees it */
+		return NAP;				/* the next turn sees it */
 	}
 	candidate = linitial(candidates);
 
@@ -334,7 +343,7 @@ start_worker(Oid subid)
 		report_no_worker(slot, NameStr(candidate->name));
 
 	CommitTransactionCommand();
-	return started;
+	return started ? NAP : SHORT_NAP;
 }
 
 /* Asks the worker of a slot to stop. */
@@ -413,7 +422,7 @@ supervise(const Candidate *candidate)
 	slot = tandem_subscription_find_or_add(candidate->dbid, candidate->subid);
 	LWLockRelease(tandem_subscriptions->lock);
 	if (slot == NULL)
-		return problem ? NAP : (start_worker(candidate->subid) ? NAP : SHORT_NAP);
+		return problem ? NAP : start_worker(candidate->subid);
 
 	SpinLockAcquire(&slot->mutex);
 	running = slot->launched;
@@ -449,7 +458,7 @@ supervise(const Candidate *candidate)
 	}
 	if (next_retry > now)
 		return Min(NAP, TimestampDifferenceMilliseconds(now, next_retry));
-	return start_worker(candidate->subid) ? NAP : SHORT_NAP;
+	return start_worker(candidate->subid);
 }
 
 /* ---- A turn ----------------------------------------------------------------------- */

@@ -105,6 +105,8 @@ static bool may_finish = false;
 static TimestampTz next_finish = 0;
 static TimestampTz next_leader = 0;
 static XLogRecPtr stream_lsn = InvalidXLogRecPtr;
+static XLogRecPtr wanted_lsn = InvalidXLogRecPtr;	/* lowest that lets a table be finished */
+static bool ask_position = false;
 static uint32 publisher_timeline = 0;
 
 static void
@@ -587,6 +589,7 @@ finish_tables(void)
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	copies = tandem_copies_list(subid, 0);
+	wanted_lsn = InvalidXLogRecPtr;
 
 	/* the stream waits for no local lock longer than this */
 	strlcpy(saved, GetConfigOption("lock_timeout", false, false), sizeof(saved));
@@ -613,7 +616,14 @@ finish_tables(void)
 			if (snapshot)
 				replorigin_session_origin_timestamp = snapshot->taken;
 		}
-		if (snapshot == NULL || stream_lsn < snapshot->lsn || GetCurrentTimestamp() >= until ||
+		if (snapshot && stream_lsn < snapshot->lsn)
+		{
+			if (wanted_lsn == InvalidXLogRecPtr || snapshot->lsn < wanted_lsn)
+				wanted_lsn = snapshot->lsn;
+			left = ask_position = true;
+			continue;
+		}
+		if (snapshot == NULL || GetCurrentTimestamp() >= until ||
 			!finish_table(copy->relid, snapshot, copy->wave))
 			left = true;
 		else
@@ -697,7 +707,7 @@ tandem_route_boundary(XLogRecPtr end_lsn)
 		may_finish = true;
 		next_finish = 0;
 	}
-	if (may_finish && now >= next_finish)
+	if (may_finish && (now >= next_finish || (wanted_lsn != InvalidXLogRecPtr && stream_lsn >= wanted_lsn)))
 	{
 		while (finish_tables() && GetCurrentTimestamp() < TimestampTzPlusMilliseconds(now, FINISH_TIME))
 			continue;
@@ -714,4 +724,19 @@ tandem_route_boundary(XLogRecPtr end_lsn)
 		tandem_leader_consider();
 		next_leader = TimestampTzPlusMilliseconds(now, LEADER_INTERVAL);
 	}
+}
+
+bool
+tandem_route_wants_position(void)
+{
+	bool		ask = ask_position;
+
+	ask_position = false;
+	return ask;
+}
+
+long
+tandem_route_nap(void)
+{
+	return may_finish ? FINISH_INTERVAL : LEADER_INTERVAL;
 }

@@ -59,4 +59,14 @@ extern void tandem_route_commit(void);
  */
 extern void tandem_route_boundary(XLogRecPtr end_lsn);
 
+/*
+ * After it: do copied tables wait for the stream to pass the position of their
+ * snapshot, and has the publisher not been asked since they were looked at?  An
+ * idle one doesn't say by itself how far it has come.
+ */
+extern bool tandem_route_wants_position(void);
+
+/* The longest time (ms) until tandem_route_boundary() is to be called again. */
+extern long tandem_route_nap(void);
+
 #endif							/* TANDEM_ROUTE_H */
