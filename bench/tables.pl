@@ -50,6 +50,8 @@ my $stream_tpcb = $full ? 160_000 : 20_000;
 my $rate = 200;					# transactions a second of "+pgbench"
 my $screen = Test::More->builder->output;
 
+# No run pays for new WAL segments, and core starts its workers at once: its
+# launcher starts one each wal_retrieve_retry_interval, which is 5 s.
 my $conf = qq{
 fsync = on
 log_statement = none
@@ -62,6 +64,8 @@ max_logical_replication_workers = 10
 max_sync_workers_per_subscription = $workers
 max_locks_per_transaction = 1024
 max_wal_size = 8GB
+min_wal_size = 3GB
+wal_retrieve_retry_interval = 100ms
 checkpoint_timeout = 1h
 shared_buffers = 256MB
 autovacuum = off

@@ -264,14 +264,17 @@ tandem_copies_delete(Oid subid, Oid relid)
 	CommandCounterIncrement();
 }
 
+bool
+tandem_copy_unfinished(const TandemCopy *copy)
+{
+	return copy->state != TANDEM_COPY_READY && (copy->content || copy->stale);
+}
+
 void
 tandem_copy_failed(TandemCopy *copy, const char *error)
 {
 	int64		wait = RETRY_MIN;
 
-	/* what a resync replaces goes stale with the first change that is dropped */
-	if (copy->resync && copy->state != TANDEM_COPY_WAITING)
-		copy->stale = true;
 	for (int i = 0; i < copy->attempts && wait < RETRY_MAX; i++)
 		wait *= 2;
 	copy->state = TANDEM_COPY_WAITING;

@@ -232,6 +232,7 @@ copy_table(TandemCopy *copy)
 	bool		fast = false;
 	LOCKMODE	lock = RowExclusiveLock;
 	int64		rows = 0;
+	TandemCopy *now;
 
 	if (replace)
 		lock = AccessExclusiveLock;
@@ -261,6 +262,12 @@ copy_table(TandemCopy *copy)
 	}
 	table_close(rel, NoLock);
 
+	/* the apply worker gives a copy up without waiting for us: failover, spool_limit */
+	now = tandem_copies_get(copy->subid, copy->relid);
+	if (now == NULL || now->state != TANDEM_COPY_COPYING || now->wave != copy->wave)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the copy was given up while it ran")));
 	copy->state = TANDEM_COPY_CATCHING_UP;
 	copy->content = !copy->resync;
 	copy->error = NULL;

@@ -280,7 +280,18 @@ lead(void)
 		SpinLockAcquire(&tandem_my_subscription->mutex);
 		draining = tandem_my_subscription->draining;
 		SpinLockRelease(&tandem_my_subscription->mutex);
-		if (due != NIL && !draining)
+		if (draining)
+		{
+			/* a release waits for those that core couldn't go on with */
+			ListCell   *lc;
+
+			foreach(lc, due)
+			{
+				if (!tandem_copy_unfinished(lfirst(lc)))
+					due = foreach_delete_current(due, lc);
+			}
+		}
+		if (due != NIL)
 			tandem_wave_run(due, last_wave + 1);
 		else if (!catching_up)
 			return;
@@ -407,10 +418,11 @@ tandem_leader_consider(void)
 
 		if (copy->state == TANDEM_COPY_READY)
 			continue;
-		if (copy->state == TANDEM_COPY_CATCHING_UP || (copy->next_retry <= now && !draining))
+		if (copy->state == TANDEM_COPY_CATCHING_UP ||
+			(copy->next_retry <= now && (!draining || tandem_copy_unfinished(copy))))
 			wanted = true;
 		/* those without a row are new */
-		if (!copy->resync)
+		if (!copy->resync || copy->stale)
 			new_tables--;
 	}
 	wanted = wanted || (new_tables > 0 && !draining);

@@ -173,23 +173,23 @@ tandem_empty_relation(Relation rel)
 		relids = list_make1_oid(RelationGetRelid(rel));
 	foreach(lc, relids)
 	{
-		Relation	part = table_open(lfirst_oid(lc), AccessExclusiveLock);
+		Oid			relid = lfirst_oid(lc);
+		Relation	part = rel;
 
+		/* nobody else may have it open, nor may we twice */
+		if (relid != RelationGetRelid(rel))
+			part = table_open(relid, AccessExclusiveLock);
 		if (part->rd_rel->relkind == RELKIND_RELATION)
-		{
-			Oid			relid = RelationGetRelid(part);
-
 			new_files(part);
-			table_close(part, NoLock);
-			build_indexes(relid);
-			continue;
-		}
-		if (part->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		else if (part->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
 			ereport(ERROR,
 					(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 					 errmsg("cannot empty \"%s\" for a new copy", RelationGetRelationName(part)),
 					 errhint("Delete its rows.")));
-		table_close(part, NoLock);
+		if (part->rd_rel->relkind == RELKIND_RELATION)
+			build_indexes(relid);
+		if (part != rel)
+			table_close(part, NoLock);
 	}
 }
 

@@ -7,7 +7,7 @@
  * that a locked table never stalls the stream:
  *
  *	 SPOOL		tandem.copies has the table as COPYING or CATCHING_UP
- *	 APPLY		pg_subscription_rel says 'r', and no resync has lost changes
+ *	 APPLY		pg_subscription_rel says 'r'
  *	 IGNORE		all else: a copy to come has the change, or nobody wants it
  *
  * The answer is remembered by relation id, and forgotten when one of the two
@@ -93,7 +93,6 @@ static HTAB *gates = NULL;
 static HTAB *known = NULL;
 static bool known_valid = false;
 static bool gates_valid = false;
-static List *stale_relids = NIL;	/* resyncs that have lost changes */
 
 /* the transaction being received */
 static TransactionId current_xid;
@@ -144,8 +143,6 @@ load_gates(void)
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 	ListCell   *lc;
 
-	list_free(stale_relids);
-	stale_relids = NIL;
 	may_finish = false;
 	foreach(lc, copies)
 	{
@@ -153,8 +150,6 @@ load_gates(void)
 		Gate	   *before;
 		bool		found;
 
-		if (copy->stale && copy->state == TANDEM_COPY_WAITING)
-			stale_relids = lappend_oid(stale_relids, copy->relid);
 		if (copy->state != TANDEM_COPY_COPYING && copy->state != TANDEM_COPY_CATCHING_UP)
 			continue;
 		may_finish = may_finish || copy->state == TANDEM_COPY_CATCHING_UP;
@@ -291,8 +286,7 @@ look_up(const LogicalRepRelation *remote)
 	/* core's message about a table that is missing comes from opening it */
 	if (!OidIsValid(relid))
 		return TANDEM_ROUTE_APPLY;
-	if (GetSubscriptionRelState(tandem_my_subscription->subid, relid, &lsn) != SUBREL_STATE_READY ||
-		list_member_oid(stale_relids, relid))
+	if (GetSubscriptionRelState(tandem_my_subscription->subid, relid, &lsn) != SUBREL_STATE_READY)
 		return TANDEM_ROUTE_IGNORE;
 	return TANDEM_ROUTE_APPLY;
 }

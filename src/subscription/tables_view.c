@@ -299,14 +299,6 @@ tandem_resync(PG_FUNCTION_ARGS)
 
 /* ---- For adopt.c ------------------------------------------------------------ */
 
-/* Does this table hold, or lack, what pg_subscription_rel doesn't tell core? */
-static bool
-is_unfinished(const TandemCopy *copy)
-{
-	return copy->state != TANDEM_COPY_READY &&
-		(copy->content || copy->stale || (copy->resync && copy->state != TANDEM_COPY_WAITING));
-}
-
 static int
 unfinished_copies(Oid subid)
 {
@@ -314,7 +306,7 @@ unfinished_copies(Oid subid)
 	ListCell   *lc;
 
 	foreach(lc, tandem_copies_list(subid, 0))
-		n += is_unfinished(lfirst(lc));
+		n += tandem_copy_unfinished(lfirst(lc));
 	return n;
 }
 
@@ -322,22 +314,22 @@ static void
 empty_copies(Oid subid)
 {
 	ListCell   *lc;
-	XLogRecPtr	lsn;
 
 	foreach(lc, tandem_copies_list(subid, 0))
 	{
 		TandemCopy *copy = lfirst(lc);
 		Relation	rel;
 
-		if (!is_unfinished(copy))
+		if (!tandem_copy_unfinished(copy))
 			continue;
 		rel = try_table_open(copy->relid, AccessExclusiveLock);
-		if (rel == NULL)
-			continue;
-		tandem_empty_relation(rel);
-		table_close(rel, NoLock);
-		if (GetSubscriptionRelState(subid, copy->relid, &lsn) == SUBREL_STATE_READY)
-			UpdateSubscriptionRelState(subid, copy->relid, SUBREL_STATE_INIT, InvalidXLogRecPtr);
+		if (rel)
+		{
+			tandem_empty_relation(rel);
+			table_close(rel, NoLock);
+		}
+		copy->content = copy->stale = false;	/* 'i' is true now */
+		tandem_copies_put_one(copy);
 	}
 }
 

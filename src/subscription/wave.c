@@ -20,6 +20,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/pg_subscription_rel.h"
 #include "catalog/pg_type.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
@@ -228,12 +229,15 @@ by_size(const ListCell *a, const ListCell *b)
 /*
  * 1. What the publisher knows of these tables; those that can't be copied get
  * an error, others are chosen up to the size of a wave.
- * 2. They are spooled from now on; what an earlier wave has left is void.
+ * 2. They are spooled from now on; what an earlier wave has left is void.  With
+ * that core must no longer apply to those that are copied again: it sees 'i'
+ * from the same commit on.
  */
 static List *
 choose_tables(List *copies, int64 wave)
 {
 	List	   *chosen = NIL;
+	List	   *unready = NIL;
 	int64		bytes = 0;
 	int			ordinal = 0;
 	ListCell   *lc;
@@ -275,8 +279,16 @@ choose_tables(List *copies, int64 wave)
 		copy->started = copy->finished = 0;
 		if (copy->attempts > 0 || copy->content || copy->resync)
 			tandem_spool_drop(tandem_leader.sub->oid, copy->relid);
+		if (copy->resync && !copy->stale)
+		{
+			copy->stale = true;
+			unready = lappend_oid(unready, copy->relid);
+		}
 	}
 	tandem_copies_put(chosen);
+	foreach(lc, unready)
+		UpdateSubscriptionRelState(tandem_leader.sub->oid, lfirst_oid(lc), SUBREL_STATE_INIT,
+								   InvalidXLogRecPtr);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(tandem_leader.context);
 	if (chosen != NIL)

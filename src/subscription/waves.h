@@ -15,7 +15,9 @@
  *	 tables_view.c		the view tandem.tables, tandem.resync()
  *
  * State of a table, in tandem.copies; pg_subscription_rel says 'i' to the
- * server until READY is written with it.
+ * server until READY is written with 'r'.  One that is copied again is 'r' there
+ * while it waits and gets its changes, and 'i' from the transaction that makes it
+ * COPYING: from then on changes are in the spool only, or nowhere.
  *
  *	(no row) --> WAITING <---------------------+
  *				   | leader: a wave begins	   | error in copy or replay, spool
@@ -120,9 +122,9 @@ typedef struct TandemCopy
 	int64		wave;
 	int32		ordinal;		/* place in the wave's queue */
 	Oid			remote_relid;
-	bool		resync;			/* pg_subscription_rel has 'r' */
+	bool		resync;			/* copied again: its rows are to be replaced */
 	bool		content;		/* has rows of a copy that didn't get READY */
-	bool		stale;			/* 'r' there, but changes have been dropped */
+	bool		stale;			/* has rows from before the resync, and core sees 'i' */
 	int32		attempts;		/* failed ones */
 	TimestampTz next_retry;		/* 0 = at once */
 	TimestampTz started;
@@ -154,6 +156,12 @@ extern TandemCopy *tandem_copies_get(Oid subid, Oid relid);
 extern void tandem_copies_put(List *copies);
 extern void tandem_copies_put_one(TandemCopy *copy);
 extern void tandem_copies_delete(Oid subid, Oid relid);
+
+/*
+ * Does this table have rows while pg_subscription_rel says 'i'?  Core would copy
+ * into them.
+ */
+extern bool tandem_copy_unfinished(const TandemCopy *copy);
 
 /* Sets a table back to WAITING with an error, drops its spool; in the caller's transaction. */
 extern void tandem_copy_failed(TandemCopy *copy, const char *error);

@@ -78,7 +78,7 @@ is($node->query('SET ROLE pg_monitor; SELECT count(*) FROM tandem.subscriptions'
 
 $node->query('ALTER SUBSCRIPTION sub ENABLE');
 refused("SELECT tandem.adopt('sub')", 'cannot adopt subscription "sub": it is enabled', qr/HINT:  Run ALTER SUBSCRIPTION sub DISABLE/, 'an enabled one');
-$node->wait_for_subscription_sync($publisher, 'sub');
+$node->wait_tables('sub', $publisher);
 $node->query('ALTER SUBSCRIPTION sub DISABLE');
 
 # ---- Adopted ------------------------------------------------------------------

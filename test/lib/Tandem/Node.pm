@@ -462,7 +462,18 @@ sub subscribe
 	$conninfo =~ s/'/''/g;
 	$self->query("CREATE SUBSCRIPTION $subscription CONNECTION '$conninfo' PUBLICATION $publication"
 		  . ($options ? " WITH ($options)" : ''));
+	$self->wait_tables($subscription, $publisher);
+	return;
+}
+
+# Waits until the server has copied all tables, and its apply worker has them:
+# "r", and not "s" (done, but not taken over), which can't be adopted.
+sub wait_tables
+{
+	my ($self, $subscription, $publisher) = @_;
 	$self->wait_for_subscription_sync($publisher, $subscription);
+	poll_for(sub { $self->query(q{SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'}) eq '0' },
+		'all tables to be in state r');
 	return;
 }
 
