@@ -91,10 +91,11 @@ $primary->query(q{SELECT pg_drop_replication_slot('strange')});
 
 # ---- No slot left -----------------------------------------------------------------------
 
-# on the standby: 8 places, one is 'one'
+# on the standby: 9 places; 'one', 'tandem_rejoin', full1..5 and these two
 $primary->query(q{SELECT pg_create_logical_replication_slot('full' || i, 'test_decoding')
 	FROM generate_series(1, 5) i});    # 8 on the primary: standby, hold, one, full1..5
 $standby->wait_slot_ready("full$_") for 1 .. 5;
+poll_for(sub { $standby->query('SELECT count(*) FROM pg_replication_slots') eq '7' }, 'the worker to drop its reserve');
 $standby->query(q{SELECT pg_create_physical_replication_slot('cascade' || i) FROM generate_series(1, 2) i});
 $primary->query(q{SELECT pg_drop_replication_slot('full5')});
 poll_for(sub { $standby->slot_value('full5', 'slot_name') eq '' }, 'full5 to go');
