@@ -9,6 +9,8 @@ TANDEM_VERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" pg_tandem.c
 
 OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/*/*.c)))
 CLI_OBJS = $(patsubst %.c,%.o,$(sort $(wildcard cli/*.c cli/*/*.c)))
+# uses neither the server's nor the client's libraries
+SHARED_OBJS = src/common/column_fit.o
 
 REGRESS = $(patsubst test/sql/%.sql,%,$(sort $(wildcard test/sql/*.sql)))
 REGRESS_OPTS = --inputdir=test
@@ -65,7 +67,7 @@ include $(PGXS)
 
 # Objects depend on all headers, and on how they were compiled.
 $(OBJS): $(wildcard src/*.h src/*/*.h) .build-flags
-$(CLI_OBJS): $(wildcard cli/*.h cli/*/*.h) .build-flags
+$(CLI_OBJS): $(wildcard cli/*.h cli/*/*.h) src/common/column_fit.h .build-flags
 
 BUILD_FLAGS = $(CC) $(CFLAGS) $(CPPFLAGS) $(VERSION)
 ifneq ($(BUILD_FLAGS),$(file <.build-flags))
@@ -80,8 +82,8 @@ ifneq (,$(CLI_OBJS))
 all: cli/tandem
 
 # Static parts come with the server's development files, in pkglibdir or libdir.
-cli/tandem: $(CLI_OBJS)
-	$(CC) $(CFLAGS) $(CLI_OBJS) $(CLI_LDFLAGS) -L$(pkglibdir) -L$(libdir) $(LDFLAGS) $(LDFLAGS_EX) \
+cli/tandem: $(CLI_OBJS) $(SHARED_OBJS)
+	$(CC) $(CFLAGS) $(CLI_OBJS) $(SHARED_OBJS) $(CLI_LDFLAGS) -L$(pkglibdir) -L$(libdir) $(LDFLAGS) $(LDFLAGS_EX) \
 		-lpgfeutils -lpq -lpgcommon -lpgport -lm -o $@
 
 install: install-cli

@@ -15,6 +15,7 @@
 #include "postgres_fe.h"
 
 #include "check.h"
+#include "common/column_fit.h"
 #include "subscription.h"
 
 #define MOST_NAMED 5			/* tables or columns that a finding names */
@@ -439,33 +440,15 @@ key_columns(const PGresult *remote, int from, int to)
 	return list;
 }
 
-/* Does every value of one type have its place in the other? */
-static bool
-widens(const char *from, const char *to)
+/* The statement that mends a column; names quoted. */
+static const char *
+column_fix(TandemColumnFit fit, const char *table, const char *column, const char *type)
 {
-	static const char *const numbers[] = {"smallint", "integer", "bigint", "numeric"};
-	int			f = -1;
-	int			t = -1;
+	int			size = tandem_column_fix(NULL, 0, fit, table, column, type) + 1;
+	char	   *sql = screen_alloc(size);
 
-	for (int i = 0; i < (int) lengthof(numbers); i++)
-	{
-		if (strcmp(from, numbers[i]) == 0)
-			f = i;
-		if (strcmp(to, numbers[i]) == 0)
-			t = i;
-	}
-	if (f >= 0 && t >= 0)
-		return f <= t;
-	if (strncmp(from, "character varying", strlen("character varying")) == 0)
-	{
-		int			length = atoi(from + strcspn(from, "0123456789"));
-		int			room = atoi(to + strcspn(to, "0123456789"));
-
-		if (strcmp(to, "text") == 0 || strcmp(to, "character varying") == 0)
-			return true;
-		return strncmp(to, "character varying", strlen("character varying")) == 0 && length > 0 && length <= room;
-	}
-	return strcmp(from, "real") == 0 && strcmp(to, "double precision") == 0;
+	(void) tandem_column_fix(sql, size, fit, table, column, type);
+	return sql;
 }
 
 /* One table that both sides have: rows [r, r_end) there, [l, l_end) here. */
@@ -485,19 +468,21 @@ compare_columns(const PGresult *remote, int r, int r_end, const PGresult *local,
 												  strcmp(field(remote, r, "attname"), field(local, l, "attname"));
 		const char *column = quote_identifier(order <= 0 ? field(remote, r, "attname") : field(local, l, "attname"));
 
-		if (order < 0 || (order == 0 && field_is_true(local, l, "generated")))
-			names_add(&diff->missing_columns, screen_printf("%s of %s", column, table),
-					  order < 0 ? screen_printf("ALTER TABLE %s ADD COLUMN %s %s;", table, column, field(remote, r, "type")) :
-								  screen_printf("ALTER TABLE %s ALTER COLUMN %s DROP EXPRESSION;", table, column));
-		else if (order > 0 && field_is_true(local, l, "demands") && !field_is_true(local, l, "generated"))
-			names_add(&diff->demanding, screen_printf("%s of %s", column, table),
-					  screen_printf("ALTER TABLE %s ALTER COLUMN %s DROP NOT NULL;", table, column));
-		else if (order == 0 && strcmp(field(remote, r, "type"), field(local, l, "type")) != 0 &&
-				 (binary || !widens(field(remote, r, "type"), field(local, l, "type"))))
-			names_add(&diff->types,
-					  screen_printf("%s of %s (%s here, %s there)", column, table, field(local, l, "type"), field(remote, r, "type")),
-					  screen_printf("ALTER TABLE %s ALTER COLUMN %s TYPE %s USING %s::%s;", table, column,
-									field(remote, r, "type"), column, field(remote, r, "type")));
+		TandemColumnFit fit = TANDEM_COLUMN_FITS;
+
+		if (order <= 0)
+			fit = tandem_column_fit(field(remote, r, "type"), order == 0 ? field(local, l, "type") : NULL,
+									order == 0 && field_is_true(local, l, "generated"), binary);
+		else if (field_is_true(local, l, "demands") && !field_is_true(local, l, "generated"))
+			fit = TANDEM_COLUMN_DEMANDED;
+		if (fit != TANDEM_COLUMN_FITS)
+			names_add(fit == TANDEM_COLUMN_TYPE ? &diff->types :
+						  fit == TANDEM_COLUMN_DEMANDED ? &diff->demanding :
+														  &diff->missing_columns,
+					  fit == TANDEM_COLUMN_TYPE ?
+						  screen_printf("%s of %s (%s here, %s there)", column, table, field(local, l, "type"), field(remote, r, "type")) :
+						  screen_printf("%s of %s", column, table),
+					  column_fix(fit, table, column, order <= 0 ? field(remote, r, "type") : NULL));
 		r += order <= 0;
 		l += order >= 0;
 	}

@@ -379,6 +379,8 @@ print_copy(const Copy *copy, PQExpBuffer out)
 		text_paint(out, COLOUR_BAD, "failed", 6);
 		appendPQExpBuffer(out, ": %s\n", text_clean(table_name(copy->tables, i)));
 		text_wrap(out, text_clean(failure(copy->tables, i)), 4, text_screen_width());
+		if (field(copy->tables, i, "hint"))
+			text_wrap(out, text_clean(screen_printf("hint: %s", field(copy->tables, i, "hint"))), 4, text_screen_width());
 	}
 	if (failed > MOST_SHOWN)
 		appendPQExpBuffer(out, "and %d more that failed\n", failed - MOST_SHOWN);
@@ -423,6 +425,9 @@ log_copy(const Copy *copy, PQExpBuffer out)
 		seen->told = pg_strdup(text);
 		appendPQExpBuffer(out, "%s %s failed: %s\n", clock, text_clean(table_name(copy->tables, i)),
 						  text_clean(failure(copy->tables, i)));
+		if (field(copy->tables, i, "hint"))
+			appendPQExpBuffer(out, "%s %s hint: %s\n", clock, text_clean(table_name(copy->tables, i)),
+							  text_clean(field(copy->tables, i, "hint")));
 	}
 	line = screen_printf("%s: %s, %s%s%s%s%s%s", copy->s->name, counts(copy),
 						 amount(copy->bytes_done, copy->bytes_estimated),
@@ -449,7 +454,7 @@ json_double(Json *json, const char *key, double value)
 static void
 json_copy(const Copy *copy, Json *json)
 {
-	static const char *const texts[] = {"schema", "name", "state", "started", "last_error", "next_retry"};
+	static const char *const texts[] = {"schema", "name", "state", "started", "last_error", "hint", "next_retry"};
 	static const char *const numbers[] = {"relid", "wave", "pid", "rows_done", "rows_estimated",
 										  "bytes_done", "bytes_estimated", "spool_bytes", "attempts"};
 

@@ -348,6 +348,7 @@ CREATE MATERIALIZED VIEW tandem.copies AS SELECT
 	NULL::bigint AS bytes_done,
 	NULL::bigint AS bytes_estimated,
 	NULL::text AS error,
+	NULL::text AS hint,
 	NULL::text AS remote_name,
 	NULL::text AS columns,
 	NULL::text AS query,
@@ -396,6 +397,7 @@ CREATE FUNCTION tandem.tables_status(
 	OUT finished timestamptz,
 	OUT spool_bytes bigint,
 	OUT last_error text,
+	OUT hint text,
 	OUT attempts integer,
 	OUT next_retry timestamptz)
 RETURNS SETOF record
@@ -408,7 +410,7 @@ SELECT subscription, schema, name, relid, state, wave, pid,
 	CASE WHEN state = 'copying' AND bytes_done > 0 AND bytes_estimated > bytes_done
 		THEN started + (clock_timestamp() - started) * (bytes_estimated::float8 / bytes_done)
 	END AS estimated_end,
-	finished, spool_bytes, last_error, attempts, next_retry
+	finished, spool_bytes, last_error, hint, attempts, next_retry
 FROM tandem.tables_status();
 COMMENT ON VIEW tandem.tables IS
 'one row a table of an adopted subscription of this database: is it copied, how far, what was the last error';

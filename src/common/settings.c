@@ -40,6 +40,7 @@ int			tandem_spool_limit;
 bool		tandem_fast_copy;
 bool		tandem_debug_ship_snapshots;
 int			tandem_debug_guard_failure;
+int			tandem_debug_publisher_version;
 
 static const struct config_enum_entry transfer_options[] = {
 	{"none", TANDEM_TRANSFER_NONE, false},
@@ -251,6 +252,14 @@ tandem_define_settings(void)
 							 PGC_SIGHUP,
 							 GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
 							 NULL, NULL, NULL);
+
+	DefineCustomIntVariable("tandem.debug_publisher_version",
+							"Developer setting: a subscription's publisher is asked as if it had at most this version.",
+							"PG_VERSION_NUM; 0 is what it really has.",
+							&tandem_debug_publisher_version, 0, 0, INT_MAX,
+							PGC_SIGHUP,
+							GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
+							NULL, NULL, NULL);
 
 	if (process_shared_preload_libraries_in_progress)
 		DefineCustomEnumVariable("tandem.debug_guard_failure",

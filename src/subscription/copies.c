@@ -60,6 +60,7 @@ enum
 	COL_BYTES_DONE,
 	COL_BYTES_ESTIMATED,
 	COL_ERROR,
+	COL_HINT,
 	COL_REMOTE_NAME,
 	COL_COLUMNS,
 	COL_QUERY,
@@ -113,6 +114,7 @@ read_copy(HeapTuple tuple, TupleDesc desc)
 	copy->bytes_done = DatumGetInt64(v[COL_BYTES_DONE]);
 	copy->bytes_estimated = DatumGetInt64(v[COL_BYTES_ESTIMATED]);
 	copy->error = text_or_null(v[COL_ERROR], n[COL_ERROR]);
+	copy->hint = text_or_null(v[COL_HINT], n[COL_HINT]);
 	copy->remote_name = text_or_null(v[COL_REMOTE_NAME], n[COL_REMOTE_NAME]);
 	copy->columns = text_or_null(v[COL_COLUMNS], n[COL_COLUMNS]);
 	copy->query = text_or_null(v[COL_QUERY], n[COL_QUERY]);
@@ -159,6 +161,7 @@ form_copy(const TandemCopy *copy, TupleDesc desc)
 	v[COL_BYTES_DONE] = Int64GetDatum(copy->bytes_done);
 	v[COL_BYTES_ESTIMATED] = Int64GetDatum(copy->bytes_estimated);
 	set_text(v, n, COL_ERROR, copy->error);
+	set_text(v, n, COL_HINT, copy->hint);
 	set_text(v, n, COL_REMOTE_NAME, copy->remote_name);
 	set_text(v, n, COL_COLUMNS, copy->columns);
 	set_text(v, n, COL_QUERY, copy->query);

@@ -173,12 +173,19 @@ check_local_table(Relation rel)
 	CheckSubscriptionRelkind(rel->rd_rel->relkind, get_namespace_name(RelationGetNamespace(rel)),
 							 RelationGetRelationName(rel));
 	if (acl != ACLCHECK_OK)
-		aclcheck_error(acl, get_relkind_objtype(rel->rd_rel->relkind), RelationGetRelationName(rel));
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for table %s", RelationGetRelationName(rel)),
+				 errhint("The subscription's owner needs it: GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON %s TO %s;",
+						 quote_qualified_identifier(get_namespace_name(RelationGetNamespace(rel)),
+													RelationGetRelationName(rel)),
+						 quote_identifier(GetUserNameFromId(GetUserId(), false)))));
 	if (check_enable_rls(relid, InvalidOid, false) == RLS_ENABLED)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("user \"%s\" cannot replicate into relation with row-level security enabled: \"%s\"",
-						GetUserNameFromId(GetUserId(), true), RelationGetRelationName(rel))));
+						GetUserNameFromId(GetUserId(), true), RelationGetRelationName(rel)),
+				 errhint("Give the subscription an owner whom row-level security doesn't bind.")));
 }
 
 /* Is there no row that anybody could see?  Caller holds AccessExclusiveLock. */
@@ -325,12 +332,17 @@ copy_in_subtransaction(const Subscription *sub, Oid relid, int64 wave, bool *los
 				(errcode(error->sqlerrcode),
 				 errmsg("could not copy table \"%s\" of subscription \"%s\": %s",
 						get_rel_name(relid), sub->name, error->message),
+				 error->hint ? errhint("%s", error->hint) : 0,
 				 error->context ? errcontext("%s", error->context) : 0));
 		*lost = strncmp(unpack_sql_state(error->sqlerrcode), "08", 2) == 0;
 		(void) tandem_copy_lock(sub->oid, relid, false);
 		copy = tandem_copies_get(sub->oid, relid);
 		if (copy != NULL && copy->state == TANDEM_COPY_COPYING && copy->wave == wave)
+		{
+			if (error->hint)
+				copy->hint = error->hint;
 			tandem_copy_failed(copy, error->message);
+		}
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);

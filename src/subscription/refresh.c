@@ -30,11 +30,12 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/tuplestore.h"
 
 #include "common/compat.h"
-#include "subscription/subscription.h"
+#include "subscription/waves.h"
 
-#define COLUMN_LISTS_SINCE 150000	/* publisher version */
+#define MOST_STATEMENTS 10		/* of a hint */
 
 /* The names as SQL literals: 'a', 'b' */
 static char *
@@ -106,7 +107,7 @@ published_tables(WalReceiverConn *conn, List *publications)
 				 psprintf("SELECT schemaname::text, tablename::text, %s"
 						  " FROM pg_catalog.pg_publication_tables WHERE pubname IN (%s)"
 						  " GROUP BY schemaname, tablename ORDER BY schemaname, tablename",
-						  walrcv_server_version(conn) >= COLUMN_LISTS_SINCE ?
+						  tandem_publisher_version(conn) >= TANDEM_COLUMN_LISTS_SINCE ?
 						  "count(DISTINCT attnames::text)" : "1::bigint",
 						  literals(publications)),
 				 3, types);
@@ -131,6 +132,94 @@ published_tables(WalReceiverConn *conn, List *publications)
 	return tables;
 }
 
+/* CREATE TABLE, as far as a copy needs it, for some of the publisher's tables (list of RangeVar). */
+static char *
+create_statements(WalReceiverConn *conn, List *publications, List *tables)
+{
+	const Oid	types[] = {TEXTOID};
+	StringInfoData names;
+	StringInfoData statements;
+	WalRcvExecResult *result;
+	TupleTableSlot *slot;
+	ListCell   *cell;
+
+	initStringInfo(&names);
+	foreach(cell, tables)
+	{
+		RangeVar   *table = lfirst(cell);
+
+		appendStringInfo(&names, "%s(%s, %s)", names.len > 0 ? ", " : "",
+						 quote_literal_cstr(table->schemaname), quote_literal_cstr(table->relname));
+	}
+	result = ask(conn,
+				 psprintf("SELECT pg_catalog.format('CREATE TABLE %%I.%%I (%%s%%s);', n.nspname, c.relname,"
+						  " string_agg(pg_catalog.format('%%I %%s', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY a.attnum),"
+						  " (SELECT ', PRIMARY KEY (' || string_agg(pg_catalog.quote_ident(k.attname), ', ' ORDER BY u.place) || ')'"
+						  " FROM pg_catalog.pg_index i,"
+						  " pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY u (attnum, place), pg_catalog.pg_attribute k"
+						  " WHERE i.indrelid = c.oid AND i.indisprimary AND k.attrelid = c.oid AND k.attnum = u.attnum))"
+						  " FROM (VALUES %s) w (nspname, relname)"
+						  " JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname"
+						  " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname"
+						  " LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+						  " AND a.attgenerated = ''%s"
+						  " GROUP BY n.nspname, c.relname, c.oid ORDER BY n.nspname, c.relname LIMIT %d",
+						  names.data,
+						  tandem_publisher_version(conn) < TANDEM_COLUMN_LISTS_SINCE ? "" :
+						  psprintf(" AND EXISTS (SELECT FROM pg_catalog.pg_publication_tables t WHERE t.pubname IN (%s)"
+								   " AND t.schemaname = w.nspname AND t.tablename = w.relname AND a.attname = ANY (t.attnames))",
+								   literals(publications)),
+						  MOST_STATEMENTS),
+				 1, types);
+	initStringInfo(&statements);
+	slot = MakeSingleTupleTableSlot(result->tupledesc, &TTSOpsMinimalTuple);
+	while (tuplestore_gettupleslot(result->tuplestore, true, false, slot))
+	{
+		bool		isnull;
+
+		appendStringInfo(&statements, "%s%s", statements.len > 0 ? " " : "",
+						 TextDatumGetCString(slot_getattr(slot, 1, &isnull)));
+		ExecClearTuple(slot);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	walrcv_clear_result(result);
+	return statements.data;
+}
+
+/* All tables that are not here are told at once. */
+static void
+refuse_missing(WalReceiverConn *conn, List *publications, List *tables)
+{
+	List	   *missing = NIL;
+	StringInfoData names;
+	char	   *statements;
+	ListCell   *cell;
+
+	initStringInfo(&names);
+	foreach(cell, tables)
+	{
+		RangeVar   *table = lfirst(cell);
+
+		if (OidIsValid(RangeVarGetRelid(table, NoLock, true)))
+			continue;
+		if (list_length(missing) < MOST_STATEMENTS)
+			appendStringInfo(&names, "%s\"%s.%s\"", missing != NIL ? ", " : "", table->schemaname, table->relname);
+		missing = lappend(missing, table);
+	}
+	if (missing == NIL)
+		return;
+	if (list_length(missing) > MOST_STATEMENTS)
+		appendStringInfo(&names, " and %d more", list_length(missing) - MOST_STATEMENTS);
+	statements = create_statements(conn, publications, missing);
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_TABLE),
+			 errmsg_plural("the publisher has %d table that does not exist here: %s",
+						   "the publisher has %d tables that do not exist here: %s",
+						   list_length(missing), list_length(missing), names.data),
+			 errhint("%s%s", statements,
+					 list_length(missing) > MOST_STATEMENTS ? " -- then run the statement again for the rest" : "")));
+}
+
 /* What the publisher has; connects and disconnects. */
 static List *
 fetch_tables(const Subscription *sub, List *validate)
@@ -150,6 +239,7 @@ fetch_tables(const Subscription *sub, List *validate)
 		if (validate != NIL)
 			warn_of_missing(conn, validate);
 		tables = published_tables(conn, sub->publications);
+		refuse_missing(conn, sub->publications, tables);
 	}
 	PG_FINALLY();
 	{

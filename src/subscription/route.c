@@ -489,7 +489,7 @@ write_ready(TandemCopy *copy, const TandemWaveSnapshot *snapshot)
 
 	copy->state = TANDEM_COPY_READY;
 	copy->resync = copy->content = copy->stale = false;
-	copy->error = copy->query = copy->columns = NULL;
+	copy->error = copy->hint = copy->query = copy->columns = NULL;
 	copy->attempts = 0;
 	copy->next_retry = 0;
 	copy->finished = GetCurrentTimestamp();

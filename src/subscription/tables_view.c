@@ -144,8 +144,8 @@ put_table(ReturnSetInfo *rsinfo, Oid subid, const char *name, SubscriptionRelSta
 	TandemCopyProgress progress = {0};
 	NameData	names[3];
 	const char *text = NULL;
-	Datum		v[17];
-	bool		n[17];
+	Datum		v[18];
+	bool		n[18];
 	char	   *schema = get_namespace_name(get_rel_namespace(state->relid));
 	char	   *table = get_rel_name(state->relid);
 
@@ -201,9 +201,11 @@ put_table(ReturnSetInfo *rsinfo, Oid subid, const char *name, SubscriptionRelSta
 		copy->error = (char *) message;
 	n[14] = copy->error == NULL;
 	v[14] = copy->error ? CStringGetTextDatum(copy->error) : (Datum) 0;
-	v[15] = Int32GetDatum(copy->attempts);
-	v[16] = TimestampTzGetDatum(copy->next_retry);
-	n[16] = copy->next_retry == 0 || copy->state != TANDEM_COPY_WAITING;
+	n[15] = copy->hint == NULL;
+	v[15] = copy->hint ? CStringGetTextDatum(copy->hint) : (Datum) 0;
+	v[16] = Int32GetDatum(copy->attempts);
+	v[17] = TimestampTzGetDatum(copy->next_retry);
+	n[17] = copy->next_retry == 0 || copy->state != TANDEM_COPY_WAITING;
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, v, n);
 }
 
@@ -290,7 +292,7 @@ tandem_resync(PG_FUNCTION_ARGS)
 	{
 		copy->attempts = 0;
 		copy->next_retry = 0;
-		copy->error = NULL;
+		copy->error = copy->hint = NULL;
 		tandem_copies_put_one(copy);
 	}
 	tandem_subscription_wake_at_commit(subid);

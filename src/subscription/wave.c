@@ -258,10 +258,17 @@ choose_tables(List *copies, int64 wave)
 		{
 			ereport(LOG,
 					(errmsg("table \"%s\" of subscription \"%s\" can't be copied: %s",
-							get_rel_name(copy->relid), tandem_leader.sub->name, copy->error)));
+							get_rel_name(copy->relid), tandem_leader.sub->name, copy->error),
+					 copy->remark ? errdetail("Also: %s", copy->remark) : 0,
+					 copy->hint ? errhint("%s", copy->hint) : 0));
 			tandem_copy_failed(copy, copy->error);
 			continue;
 		}
+		if (copy->remark)
+			ereport(LOG,
+					(errmsg("table \"%s\" of subscription \"%s\" may not take what the publisher sends: %s",
+							get_rel_name(copy->relid), tandem_leader.sub->name, copy->remark),
+					 copy->hint ? errhint("%s", copy->hint) : 0));
 		if (chosen != NIL && bytes + copy->bytes_estimated > WAVE_BYTES)
 			continue;
 		bytes += copy->bytes_estimated;

@@ -44,7 +44,10 @@
 #include "utils/tuplestore.h"
 
 #include "common/compat.h"
+#include "common/settings.h"
 #include "subscription/waves.h"
+
+#define TRANSACTION_TIMEOUT_SINCE 170000	/* publisher's version */
 
 /* ---- Snapshots ------------------------------------------------------------- */
 
@@ -412,8 +415,19 @@ tandem_publisher_connect(const Subscription *sub, const char *purpose)
 	tandem_publisher_exec(conn, "SET lock_timeout = '10s'");
 	tandem_publisher_exec(conn, "SET statement_timeout = 0");
 	tandem_publisher_exec(conn, "SET idle_in_transaction_session_timeout = '4h'");
+	tandem_publisher_exec(conn, "SET idle_session_timeout = '1d'");
+	if (tandem_publisher_version(conn) >= TRANSACTION_TIMEOUT_SINCE)
+		tandem_publisher_exec(conn, "SET transaction_timeout = 0");
 	tandem_publisher_exec(conn, "SET row_security = off");
 	return conn;
+}
+
+int
+tandem_publisher_version(WalReceiverConn *conn)
+{
+	int			version = walrcv_server_version(conn);
+
+	return tandem_debug_publisher_version ? Min(version, tandem_debug_publisher_version) : version;
 }
 
 static void

@@ -11,7 +11,7 @@
  * The size is read before the file's number: no blocks now, and then still the
  * snapshot's file, means that this file was the one without blocks.
  *
- * Also says what doesn't fit here: tables and columns that are missing.
+ * What doesn't fit here is said by structure.c.
  *
  * Called by wave.c.
  *
@@ -31,6 +31,7 @@
 #include "utils/rel.h"
 #include "utils/tuplestore.h"
 
+#include "subscription/structure.h"
 #include "subscription/waves.h"
 
 enum
@@ -42,6 +43,7 @@ enum
 	COL_EMPTY,
 	COL_COLUMNS,
 	COL_TYPES,
+	COL_TYPE_NAMES,
 	COL_FILTERS,
 	COL_LISTS,
 	COL_ROWS,
@@ -50,69 +52,76 @@ enum
 };
 
 static const Oid column_types[NUM_COLS] = {INT4OID, OIDOID, CHAROID, BOOLOID, BOOLOID,
-										   TEXTARRAYOID, OIDARRAYOID, TEXTARRAYOID, INT8OID, INT8OID, INT8OID};
+										   TEXTARRAYOID, OIDARRAYOID, TEXTARRAYOID, TEXTARRAYOID, INT8OID, INT8OID, INT8OID};
 
 /*
- * Types whose binary form is the same on every version and doesn't name
- * objects by OID, and their arrays.
+ * The tables that a subscription's publications have: relid, lists (number of
+ * different column lists), list (attribute numbers, NULL = all columns), filters
+ * (NULL = all rows).  Before 15 a publication had neither lists nor filters.
  */
-static bool
-type_is_binary(Oid type)
+static void
+append_published(StringInfo query, const Subscription *sub, int version)
 {
-	static const Oid types[] = {
-		BOOLOID, BYTEAOID, INT8OID, INT2OID, INT4OID, TEXTOID, VARCHAROID, BPCHAROID, FLOAT4OID,
-		FLOAT8OID, NUMERICOID, DATEOID, TIMEOID, TIMETZOID, TIMESTAMPOID, TIMESTAMPTZOID, INTERVALOID,
-		UUIDOID, JSONOID, JSONBOID, INETOID, CIDROID, MACADDROID, MACADDR8OID, BITOID, VARBITOID,
-		POINTOID, BOXOID, LSEGOID, PATHOID, POLYGONOID, CIRCLEOID, LINEOID,
-		BOOLARRAYOID, BYTEAARRAYOID, INT2ARRAYOID, INT4ARRAYOID, INT8ARRAYOID, TEXTARRAYOID,
-		VARCHARARRAYOID, FLOAT4ARRAYOID, FLOAT8ARRAYOID, NUMERICARRAYOID, DATEARRAYOID,
-		TIMESTAMPARRAYOID, TIMESTAMPTZARRAYOID, UUIDARRAYOID, JSONBARRAYOID};
+	StringInfoData names;
+	ListCell   *lc;
 
-	for (int i = 0; i < lengthof(types); i++)
-	{
-		if (types[i] == type)
-			return true;
-	}
-	return false;
+	initStringInfo(&names);
+	foreach(lc, sub->publications)
+		appendStringInfo(&names, "%s%s", names.len ? ", " : "", quote_literal_cstr(strVal(lfirst(lc))));
+	if (version < TANDEM_COLUMN_LISTS_SINCE)
+		appendStringInfo(query,
+						 "SELECT DISTINCT t.relid, 1::int8 AS lists, NULL::text AS list, NULL::text[] AS filters"
+						 " FROM pg_catalog.pg_publication p,"
+						 " LATERAL pg_catalog.pg_get_publication_tables(p.pubname) t (relid)"
+						 " WHERE p.pubname IN (%s)",
+						 names.data);
+	else
+		appendStringInfo(query,
+						 "SELECT g.relid,"
+						 " count(DISTINCT coalesce(g.list, '*')) AS lists, min(g.list) AS list,"
+						 " CASE WHEN bool_or(g.qual IS NULL) THEN NULL"
+						 " ELSE array_agg(DISTINCT g.qual) END AS filters"
+						 " FROM (SELECT t.relid, pg_catalog.pg_get_expr(t.qual, t.relid) AS qual,"
+						 " CASE WHEN pg_catalog.array_length(t.attrs, 1) = c.relnatts THEN NULL"
+						 " ELSE t.attrs::text END AS list"
+						 " FROM pg_catalog.pg_publication p,"
+						 " LATERAL pg_catalog.pg_get_publication_tables(p.pubname) t,"
+						 " pg_catalog.pg_class c"
+						 " WHERE c.oid = t.relid AND p.pubname IN (%s)) g GROUP BY g.relid",
+						 names.data);
+	pfree(names.data);
+}
+
+/* One value of each column that is sent, in order, as an array. */
+static void
+append_columns(StringInfo query, const char *value)
+{
+	appendStringInfo(query,
+					 " (SELECT array_agg(%s ORDER BY a.attnum) FROM pg_catalog.pg_attribute a"
+					 " WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''"
+					 " AND (p.list IS NULL OR a.attnum = ANY (pg_catalog.string_to_array(p.list, ' ')::int2[]))),",
+					 value);
 }
 
 static void
-append_query(StringInfo query, const Subscription *sub, List *copies)
+append_query(StringInfo query, const Subscription *sub, List *copies, int version)
 {
 	ListCell   *lc;
-	bool		first = true;
 	int			n = 0;
 
-	appendStringInfoString(query,
-						   "WITH p AS (SELECT g.relid,"
-						   " count(DISTINCT coalesce(g.list, '*')) AS lists, min(g.list) AS list,"
-						   " CASE WHEN bool_or(g.qual IS NULL) THEN NULL"
-						   " ELSE array_agg(DISTINCT g.qual) END AS filters"
-						   " FROM (SELECT t.relid, pg_catalog.pg_get_expr(t.qual, t.relid) AS qual,"
-						   " CASE WHEN pg_catalog.array_length(t.attrs, 1) = c.relnatts THEN NULL"
-						   " ELSE t.attrs::text END AS list"
-						   " FROM pg_catalog.pg_publication p,"
-						   " LATERAL pg_catalog.pg_get_publication_tables(p.pubname) t,"
-						   " pg_catalog.pg_class c"
-						   " WHERE c.oid = t.relid AND p.pubname IN (");
-	foreach(lc, sub->publications)
-	{
-		appendStringInfo(query, "%s%s", first ? "" : ", ", quote_literal_cstr(strVal(lfirst(lc))));
-		first = false;
-	}
-	appendStringInfoString(query, ")) g GROUP BY g.relid) SELECT w.n, c.oid, c.relkind,"
+	appendStringInfoString(query, "WITH p AS (");
+	append_published(query, sub, version);
+	appendStringInfoString(query, ") SELECT w.n, c.oid, c.relkind,"
 								  " CASE WHEN c.relkind = 'r' THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)"
 								  " ELSE coalesce((SELECT bool_and(l.relfilenode = pg_catalog.pg_relation_filenode(l.oid))"
 								  " FROM pg_catalog.pg_partition_tree(c.oid) t JOIN pg_catalog.pg_class l ON l.oid = t.relid"
 								  " WHERE l.relkind = 'r'), true) END,"
 								  " CASE WHEN c.relkind = 'r' AND pg_catalog.pg_relation_size(c.oid) = 0"
-								  " THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) ELSE false END,"
-								  " (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_catalog.pg_attribute a"
-								  " WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''"
-								  " AND (p.list IS NULL OR a.attnum = ANY (pg_catalog.string_to_array(p.list, ' ')::int2[]))),"
-								  " (SELECT array_agg(a.atttypid ORDER BY a.attnum) FROM pg_catalog.pg_attribute a"
-								  " WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''"
-								  " AND (p.list IS NULL OR a.attnum = ANY (pg_catalog.string_to_array(p.list, ' ')::int2[]))),"
+								  " THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) ELSE false END,");
+	append_columns(query, "a.attname::text");
+	append_columns(query, "a.atttypid");
+	append_columns(query, "pg_catalog.format_type(a.atttypid, a.atttypmod)");
+	appendStringInfoString(query,
 								  " p.filters, coalesce(p.lists, 0)::int8, greatest(c.reltuples, 0)::int8,"
 								  " CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_relation_size(c.oid)"
 								  " + CASE WHEN c.reltoastrelid = 0 THEN 0 ELSE coalesce(pg_catalog.pg_relation_size(c.reltoastrelid), 0) END"
@@ -177,46 +186,6 @@ copy_command(const char *name, char kind, ArrayType *columns, ArrayType *filters
 	return command.data;
 }
 
-/*
- * Do the publisher's columns fit?  Returns what is missing (palloc'd) or NULL;
- * *binary says whether all of them can be sent in binary format.
- */
-static char *
-columns_problem(Oid relid, ArrayType *columns, ArrayType *types, bool *binary)
-{
-	Relation	rel = try_relation_open(relid, AccessShareLock);
-	StringInfoData missing;
-	Datum	   *names = NULL;
-	Datum	   *oids = NULL;
-	int			n = 0;
-
-	if (rel == NULL)
-		return pstrdup("the table does not exist here");
-	initStringInfo(&missing);
-	if (columns)
-	{
-		deconstruct_array(columns, TEXTOID, -1, false, TYPALIGN_INT, &names, NULL, &n);
-		deconstruct_array(types, OIDOID, sizeof(Oid), true, TYPALIGN_INT, &oids, NULL, &n);
-	}
-	*binary = n > 0;
-	for (int i = 0; i < n; i++)
-	{
-		char	   *name = TextDatumGetCString(names[i]);
-		AttrNumber	attnum = get_attnum(relid, name);
-
-		if (attnum <= 0 || TupleDescAttr(RelationGetDescr(rel), attnum - 1)->attgenerated)
-		{
-			appendStringInfo(&missing, "%s\"%s\"", missing.len ? ", " : "", name);
-			continue;
-		}
-		if (TupleDescAttr(RelationGetDescr(rel), attnum - 1)->atttypid != DatumGetObjectId(oids[i]) ||
-			!type_is_binary(DatumGetObjectId(oids[i])))
-			*binary = false;
-	}
-	relation_close(rel, AccessShareLock);
-	return missing.len ? psprintf("the publisher sends columns that this table can't take: %s", missing.data) : NULL;
-}
-
 /* A text[] as text, which array_in() reads. */
 static char *
 array_text(Datum array)
@@ -241,7 +210,7 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 	if (copies == NIL)
 		return;
 	initStringInfo(&query);
-	append_query(&query, sub, copies);
+	append_query(&query, sub, copies, tandem_publisher_version(conn));
 	res = tandem_publisher_query(conn, query.data, NUM_COLS, column_types);
 	slot = MakeSingleTupleTableSlot(res->tupledesc, &TTSOpsMinimalTuple);
 	while (tuplestore_gettupleslot(res->tuplestore, true, false, slot))
@@ -253,7 +222,7 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 		ArrayType  *columns;
 		ArrayType  *filters;
 		char		kind;
-		bool		binary = false;
+		TandemStructure structure;
 		char	   *name;
 		char	   *text;
 		char	   *command;
@@ -272,11 +241,17 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 		name = quote_qualified_identifier(get_namespace_name(get_rel_namespace(copy->relid)),
 										  get_rel_name(copy->relid));
 
-		problem = columns_problem(copy->relid, columns,
-								  columns ? DatumGetArrayTypeP(v[COL_TYPES]) : NULL, &binary);
+		tandem_structure_compare(copy->relid, columns, columns ? DatumGetArrayTypeP(v[COL_TYPES]) : NULL,
+								 columns ? DatumGetArrayTypeP(v[COL_TYPE_NAMES]) : NULL, sub->binary, &structure);
+		problem = structure.problem;
+		copy->remark = structure.remark;
+		copy->hint = structure.hint;
 		if (DatumGetInt64(v[COL_LISTS]) > 1)
+		{
 			problem = pstrdup("its column lists differ between publications");
-		command = copy_command(name, kind, columns, filters, binary);
+			copy->hint = pstrdup("Give the table the same column list in all of the subscription's publications.");
+		}
+		command = copy_command(name, kind, columns, filters, structure.binary);
 
 		if (!recheck)
 		{
@@ -284,7 +259,7 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 			copy->remote_name = name;
 			copy->columns = text;
 			copy->query = command;
-			copy->binary = binary;
+			copy->binary = structure.binary;
 			copy->rows_estimated = DatumGetInt64(v[COL_ROWS]);
 			copy->bytes_estimated = DatumGetInt64(v[COL_BYTES]);
 		}
@@ -304,7 +279,10 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 	{
 		TandemCopy *copy = lfirst(lc);
 
-		if (!seen[i++])
-			copy->error = pstrdup("the publisher has no table of this name");
+		if (seen[i++])
+			continue;
+		copy->error = pstrdup("the publisher has no table of this name");
+		copy->hint = psprintf("To leave it out, run ALTER SUBSCRIPTION %s REFRESH PUBLICATION.",
+							  quote_identifier(sub->name));
 	}
 }

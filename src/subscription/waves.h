@@ -6,6 +6,7 @@
  *	 leader.c, wave.c, drain.c	the leader: one process while there are tables to copy (leader.h)
  *	 wave_snapshot.c	the publisher's snapshot, and the ids received before it
  *	 wave_tables.c		what the publisher knows of the tables
+ *	 structure.c		what of that doesn't fit here (structure.h)
  *	 copy.c				the copy worker
  *	 load.c				how rows get into a table
  *	 copies.c			the state of each table, in tandem.copies
@@ -134,6 +135,8 @@ typedef struct TandemCopy
 	int64		bytes_done;
 	int64		bytes_estimated;
 	char	   *error;
+	char	   *hint;			/* what mends the error, or what may become one */
+	char	   *remark;			/* what may become an error; not stored */
 	char	   *remote_name;	/* quoted, qualified */
 	char	   *columns;		/* remote columns: a text[] as text */
 	char	   *query;			/* COPY on the publisher; NULL = empty there */
@@ -239,7 +242,8 @@ extern void tandem_spool_drop(Oid subid, Oid relid);
 
 /*
  * Fills in what the publisher knows of tables: a list of TandemCopy whose
- * relid is set.  Those that can't be copied get "error" set.  With recheck,
+ * relid is set.  Those that can't be copied get "error" set, with "hint";
+ * "remark" says what may fail.  With recheck,
  * under the wave's snapshot: also sets query to NULL for empty ones, and error
  * for those whose identity or columns have changed since the call before.
  */
@@ -249,6 +253,14 @@ extern void tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub,
 /* ---- publisher connections (wave_snapshot.c) ------------------------------ */
 
 extern WalReceiverConn *tandem_publisher_connect(const Subscription *sub, const char *purpose);
+
+/*
+ * The publisher's PG_VERSION_NUM, or what tandem.debug_publisher_version makes
+ * of it.
+ */
+extern int	tandem_publisher_version(WalReceiverConn *conn);
+
+#define TANDEM_COLUMN_LISTS_SINCE 150000	/* and row filters */
 
 /* A command without result / with rows; an error is raised with the publisher's message. */
 extern void tandem_publisher_exec(WalReceiverConn *conn, const char *command);
