@@ -254,7 +254,7 @@ tandem_define_settings(void)
 							 NULL, NULL, NULL);
 
 	DefineCustomIntVariable("tandem.debug_publisher_version",
-							"Developer setting: a subscription's publisher is asked as if it had at most this version.",
+							"Developer setting: a subscription's publisher is asked as if it had this version.",
 							"PG_VERSION_NUM; 0 is what it really has.",
 							&tandem_debug_publisher_version, 0, 0, INT_MAX,
 							PGC_SIGHUP,

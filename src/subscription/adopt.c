@@ -3,8 +3,8 @@
  * adopt.c
  *	  SQL functions tandem.adopt() and tandem.release().
  *
- * Adopting writes the label and nothing else; the launcher does the rest after
- * the commit.  Adopting an adopted subscription changes the options named and
+ * Adopting asks the publisher (adopt_check.c) and writes the label, and nothing
+ * else; the launcher does the rest after the commit.  Adopting an adopted subscription changes the options named and
  * leaves the others.
  *
  * Releasing: the workers end at a transaction boundary, no table may be left
@@ -61,7 +61,11 @@ find_owned(const char *name)
 				 errmsg("subscription \"%s\" does not exist", name),
 				 errhint("Create it in this database with CREATE SUBSCRIPTION ... WITH (enabled = false).")));
 	if (!TANDEM_SUBSCRIPTION_OWNERCHECK(subid, GetUserId()))
-		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_SUBSCRIPTION, name);
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("must be owner of subscription %s", name),
+				 errhint("Connect as its owner, role \"%s\", or as a superuser.",
+						 GetUserNameFromId(GetSubscription(subid, false)->owner, true))));
 	return subid;
 }
 
@@ -166,6 +170,11 @@ tandem_adopt(PG_FUNCTION_ARGS)
 	if (problem == NULL)
 	{
 		wait_for_core_workers(subid, name);
+		if (!tandem_subscription_adopted(subid, NULL))
+		{
+			check_table_states(subid, name);
+			tandem_check_publisher(sub);
+		}
 		sub = lock_subscription(subid, name);
 		problem = tandem_core_options_problem(sub, &hint);
 	}

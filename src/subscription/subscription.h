@@ -8,6 +8,7 @@
  *	 label.c	the mark: a security label of provider "tandem"
  *	 options.c	options in it, and which of the server's options we honour
  *	 adopt.c	tandem.adopt() and tandem.release()
+ *	 adopt_check.c	what the publisher says to that
  *	 utility.c	statements on adopted subscriptions
  *	 refresh.c	ALTER SUBSCRIPTION ... REFRESH PUBLICATION, done by us
  * Running
@@ -292,6 +293,15 @@ extern TandemCopies tandem_copies;
 
 /* Raises an error unless a subscription's tables are in a state that core can go on from. */
 extern void tandem_check_releasable(Oid subid, const char *name);
+
+/* ---- adopt_check.c ---- */
+
+/*
+ * Asks the publisher whether the subscription can be run from there: raises an
+ * error with a hint if it can't, a warning if it isn't reachable or something is
+ * missing that may still come.  Waits for the connection, cancellable; no lock.
+ */
+extern void tandem_check_publisher(const Subscription *sub);
 
 /* ---- utility.c, refresh.c ---- */
 

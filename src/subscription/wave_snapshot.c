@@ -425,9 +425,7 @@ tandem_publisher_connect(const Subscription *sub, const char *purpose)
 int
 tandem_publisher_version(WalReceiverConn *conn)
 {
-	int			version = walrcv_server_version(conn);
-
-	return tandem_debug_publisher_version ? Min(version, tandem_debug_publisher_version) : version;
+	return tandem_debug_publisher_version ? tandem_debug_publisher_version : walrcv_server_version(conn);
 }
 
 static void

@@ -254,10 +254,7 @@ extern void tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub,
 
 extern WalReceiverConn *tandem_publisher_connect(const Subscription *sub, const char *purpose);
 
-/*
- * The publisher's PG_VERSION_NUM, or what tandem.debug_publisher_version makes
- * of it.
- */
+/* The publisher's PG_VERSION_NUM, or tandem.debug_publisher_version. */
 extern int	tandem_publisher_version(WalReceiverConn *conn);
 
 #define TANDEM_COLUMN_LISTS_SINCE 150000	/* and row filters */

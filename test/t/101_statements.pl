@@ -53,7 +53,7 @@ like($node->query_error("BEGIN;\nALTER SUBSCRIPTION sub REFRESH PUBLICATION;"),
 
 $publisher->query('CREATE TABLE nowhere (id int PRIMARY KEY); ALTER PUBLICATION pub ADD TABLE nowhere');
 like($node->query_error('ALTER SUBSCRIPTION sub REFRESH PUBLICATION'),
-	qr/relation "public.nowhere" does not exist/, 'a table that is missing here');
+	qr/the publisher has 1 table that does not exist here: "public.nowhere"/, 'a table that is missing here');
 $publisher->query('DROP TABLE nowhere');
 $node->query('CREATE VIEW v1 AS SELECT 1 AS id');
 $publisher->query('CREATE TABLE v1 (id int PRIMARY KEY); ALTER PUBLICATION pub ADD TABLE v1');
