@@ -46,7 +46,7 @@ run_statement(Node *node, const Subscription *s, const char *sql)
 		const char *hint = PQresultErrorField(res, PG_DIAG_MESSAGE_HINT);
 		const char *sqlstate = PQresultErrorField(res, PG_DIAG_SQLSTATE);
 
-		pg_log_error("%s", text_clean(message ? message : PQerrorMessage(conn)));
+		pg_log_error("%s", text_message(message ? message : PQerrorMessage(conn)));
 		if (detail)
 			pg_log_error_detail("%s", text_clean(detail));
 		if (hint)

@@ -118,26 +118,6 @@ now_ms(void)
 	return now.tv_sec * (int64) 1000 + now.tv_nsec / 1000000;
 }
 
-/* libpq's messages end in a newline and may have several lines */
-static const char *
-message_line(const char *message)
-{
-	PQExpBufferData buf;
-	const char *line;
-
-	initPQExpBuffer(&buf);
-	for (const char *p = message; *p; p++)
-	{
-		if (*p != '\n')
-			appendPQExpBufferChar(&buf, *p == '\t' ? ' ' : *p);
-		else if (p[1] != '\0')
-			appendPQExpBufferStr(&buf, "; ");
-	}
-	line = text_clean(buf.data);
-	termPQExpBuffer(&buf);
-	return line;
-}
-
 PGresult *
 conn_query(PGconn *conn, int timeout_ms, const char *sql, const char **error,
 		   const char **sqlstate)
@@ -153,7 +133,7 @@ conn_query(PGconn *conn, int timeout_ms, const char *sql, const char **error,
 		*sqlstate = "";
 
 	if (!PQsendQuery(conn, sql))
-		why = message_line(PQerrorMessage(conn));
+		why = text_message(PQerrorMessage(conn));
 	while (why == NULL)
 	{
 		struct pollfd fd = {.fd = PQsocket(conn), .events = POLLIN};
@@ -180,7 +160,7 @@ conn_query(PGconn *conn, int timeout_ms, const char *sql, const char **error,
 			why = screen_printf("no answer within %g s", timeout_ms / 1000.0);
 		else if (PQflush(conn) < 0 ||
 				 (poll(&fd, 1, left) > 0 && !PQconsumeInput(conn)))
-			why = message_line(PQerrorMessage(conn));
+			why = text_message(PQerrorMessage(conn));
 	}
 	if (why)
 	{
@@ -197,7 +177,7 @@ conn_query(PGconn *conn, int timeout_ms, const char *sql, const char **error,
 		const char *code = PQresultErrorField(last, PG_DIAG_SQLSTATE);
 
 		if (error)
-			*error = message_line(primary ? primary : PQresultErrorMessage(last));
+			*error = text_message(primary ? primary : PQresultErrorMessage(last));
 		if (sqlstate && code)
 			*sqlstate = screen_strdup(code);
 		PQclear(last);
@@ -352,7 +332,7 @@ open_connection(Node *node, const char *dbname, const char **error)
 	node->label = node_label(node, conn);
 	if (PQstatus(conn) == CONNECTION_BAD)
 	{
-		*error = message_line(PQerrorMessage(conn));
+		*error = text_message(PQerrorMessage(conn));
 		PQfinish(conn);
 		return NULL;
 	}
@@ -654,7 +634,7 @@ topology_create(const Options *options)
 		if (parsed == NULL)
 		{
 			pg_log_error("--node is not a connection string: %s",
-						 message ? message_line(message) : "out of memory");
+						 message ? text_message(message) : "out of memory");
 			pg_log_error_hint("Write for example --node=\"host=db2 port=5432\".");
 			exit(EXIT_USAGE);
 		}

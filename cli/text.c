@@ -195,6 +195,25 @@ text_clean(const char *raw)
 	return copy;
 }
 
+char *
+text_message(const char *message)
+{
+	PQExpBufferData buf;
+	char	   *line;
+
+	initPQExpBuffer(&buf);
+	for (const char *p = message; *p; p++)
+	{
+		if (*p != '\n')
+			appendPQExpBufferChar(&buf, *p == '\t' ? ' ' : *p);
+		else if (p[1] != '\0')
+			appendPQExpBufferStr(&buf, "; ");
+	}
+	line = text_clean(buf.data);
+	termPQExpBuffer(&buf);
+	return line;
+}
+
 /* Columns of the character at s (0 for one that combines), and its bytes. */
 static int
 char_columns(const char *s, int *bytes)

@@ -44,6 +44,9 @@ extern void screen_forget(void);
 /* One line without anything that a terminal would obey; NULL gives "". */
 extern char *text_clean(const char *raw);
 
+/* The same of a message of libpq, which ends in a newline and may have several lines. */
+extern char *text_message(const char *message);
+
 /* Columns that clean text takes. */
 extern int	text_width(const char *clean);
 

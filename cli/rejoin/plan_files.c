@@ -41,6 +41,7 @@
 #include "catalog/pg_tablespace_d.h"
 #include "result.h"
 #include "rejoin/plan.h"
+#include "text.h"
 
 static bool
 is_there(const Planning *p, const char *path)
@@ -88,13 +89,13 @@ void
 plan_tablespaces(Planning *p)
 {
 	PGresult   *res = PQexec(p->source->conn,
-							 "SELECT oid, pg_catalog.pg_tablespace_location(oid) AS location"
-							 " FROM pg_catalog.pg_tablespace WHERE oid NOT IN (1663, 1664)");
+						   "SELECT oid, pg_catalog.pg_tablespace_location(oid) AS location"
+						   " FROM pg_catalog.pg_tablespace WHERE oid NOT IN (1663, 1664)");
 	DIR		   *dir;
 	struct dirent *entry;
 
 	if (PQresultStatus(res) != PGRES_TUPLES_OK)
-		rejoin_refuse(NULL, "%s: %s", p->source->label, PQerrorMessage(p->source->conn));
+		rejoin_refuse(NULL, "%s: %s", p->source->label, text_message(PQerrorMessage(p->source->conn)));
 	for (int i = 0; i < PQntuples(res); i++)
 	{
 		Oid			tablespace = (Oid) strtoul(field(res, i, "oid"), NULL, 10);
@@ -186,7 +187,8 @@ plan_missing_folder(Planning *p, int there, const PathInfo *info)
 			file.rel.node != InvalidOid)
 			continue;			/* relations are found by plan_relations() */
 		plan_add(p->plan, ACTION_COPY_FILE, dropped ? REASON_DROPPED : REASON_MISSING,
-				 p->there[i].path)->bytes = p->there[i].size;
+				 p->there[i].path)
+			->bytes = p->there[i].size;
 	}
 }
 

@@ -83,7 +83,7 @@ pg_attribute_noreturn() static void source_failed(const Source *source, const PG
 	const char *primary = res ? PQresultErrorField(res, PG_DIAG_MESSAGE_PRIMARY) : NULL;
 
 	if (primary == NULL)
-		primary = PQerrorMessage(source->conn);
+		primary = text_message(PQerrorMessage(source->conn));
 	if (state && (strcmp(state, "42883") == 0 || strcmp(state, "3F000") == 0))
 		hint = "Let --source name the database that has the extension (tandem.database), and update the extension there.";
 	else if (state && strcmp(state, "42501") == 0)
@@ -127,7 +127,7 @@ source_open(Source *source, const Options *options, const Target *target)
 	if (PQstatus(source->conn) != CONNECTION_OK)
 		rejoin_refuse("Check --source, and that the new primary runs.",
 					  "could not connect to the source: %s",
-					  text_clean(PQerrorMessage(source->conn)));
+					  text_message(PQerrorMessage(source->conn)));
 	source->label = psprintf("%s:%s", PQhost(source->conn), PQport(source->conn));
 	if (PQserverVersion(source->conn) / 10000 != PG_VERSION_NUM / 10000)
 		rejoin_refuse("Give the node that was promoted in place of this one.",
@@ -483,7 +483,7 @@ source_check_streaming(Source *source, const char *slot, bool own)
 	if (PQstatus(conn) != CONNECTION_OK)
 		rejoin_refuse("This node will stream from there as the same role; allow it in pg_hba.conf (database \"replication\").",
 					  "%s: a replication connection was refused: %s", source->label,
-					  text_clean(PQerrorMessage(conn)));
+					  text_message(PQerrorMessage(conn)));
 	PQfinish(conn);
 
 	res = slot_row(source, slot);

@@ -21,6 +21,7 @@
 
 #define POLL_US 50000
 #define PATIENCE 120			/* seconds without any progress */
+#define CONNECT_PATIENCE 30		/* seconds for a connection to a node that already streams */
 #define LOG_FILE "tandem_rejoin.log"
 
 /* The last lines of the server's log that say what went wrong. */
@@ -143,6 +144,7 @@ connect_local(const Target *target, const Options *options, const char **why_not
 	const char *keywords[8];
 	const char *values[8];
 	int			n = 0;
+	time_t		start = time(NULL);
 	PGconn	   *conn;
 
 	if (host && strcmp(host, "*") == 0)
@@ -158,17 +160,27 @@ connect_local(const Target *target, const Options *options, const char **why_not
 		keywords[n] = "user";
 		values[n++] = options->user;
 	}
+	if (getenv("PGCONNECT_TIMEOUT") == NULL)
+	{
+		keywords[n] = "connect_timeout";
+		values[n++] = psprintf("%d", CONNECT_PATIENCE);
+	}
 	keywords[n] = "fallback_application_name";
 	values[n++] = "tandem rejoin";
 	keywords[n] = values[n] = NULL;
 	conn = PQconnectdbParams(keywords, values, 1);
 	if (PQstatus(conn) != CONNECTION_OK)
 	{
-		*why_not = psprintf("no connection to the local server: %s", PQerrorMessage(conn));
+		*why_not = psprintf("no connection to the local server: %s%s", text_message(PQerrorMessage(conn)),
+							socket_dir && socket_dir[0] && time(NULL) - start > 1 ?
+								" (it may wait for a lock of a transaction that the crash cut off;"
+								" a standby keeps that until prepared transactions from before it end)" :
+								"");
 		PQfinish(conn);
 		return NULL;
 	}
-	PQclear(PQexec(conn, "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"));
+	PQclear(PQexec(conn, "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false),"
+						 " pg_catalog.set_config('lock_timeout', '30s', false)"));
 	return conn;
 }
 

@@ -258,6 +258,12 @@ sub one_round
 	  . ($result->{resumed} ? ', resumed' : '')
 	  . join '', map { "; $_->{reason} $_->{pages}/$_->{relations}/$_->{files}/$_->{deleted}" }
 	  @{ $result->{plan}{reasons} // [] };
+	if (($result->{verified}{why_not} // '') =~ /no connection/)
+	{
+		note $result->{verified}{why_not};
+		finish_prepared($new);
+		$new->log_standby_snapshot;
+	}
 	my ($ahead) = grep { $_->{reason} =~ /ahead/ } @{ $result->{plan}{reasons} // [] };
 	cmp_ok($ahead->{pages} // 0, '<=', $lost, "seed $seed: no page copied for being ahead, but for $lost that are lost")
 	  if $none_ahead;
@@ -291,6 +297,16 @@ sub one_round
 	return $good;
 }
 
+sub finish_prepared
+{
+	my ($primary, $which) = @_;
+	for my $gid (split /\n/, $primary->query('SELECT gid FROM pg_prepared_xacts ' . ($which // '')))
+	{
+		$primary->query(pick('COMMIT', 'ROLLBACK') . " PREPARED '$gid'");
+	}
+	return;
+}
+
 # A standby keeps the locks of transactions that were lost in a failover as long
 # as an older prepared transaction is open, or until it restarts: on whatever
 # way it came to follow the new primary.  pg_amcheck would wait for them.
@@ -301,10 +317,7 @@ sub forget_lost_locks
 	# those that hold a table exclusively can't stay in any case
 	my $locking = q{WHERE EXISTS (SELECT FROM pg_locks x JOIN pg_locks l USING (virtualtransaction)
 		WHERE x.transactionid = transaction AND l.mode = 'AccessExclusiveLock')};
-	for my $gid (split /\n/, $primary->query('SELECT gid FROM pg_prepared_xacts ' . ($prepared_stay ? $locking : '')))
-	{
-		$primary->query(pick('COMMIT', 'ROLLBACK') . " PREPARED '$gid'");
-	}
+	finish_prepared($primary, $prepared_stay ? $locking : '');
 	if ($prepared_stay)
 	{
 		$standby->restartpoint($primary);

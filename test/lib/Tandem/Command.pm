@@ -21,7 +21,7 @@ sub tandem
 	my (@args) = @_;
 	my ($out, $err) = ('', '');
 	local %ENV = %ENV;
-	delete $ENV{$_} for grep { /^PG(?!REGRESS|_)/ } keys %ENV;
+	delete $ENV{$_} for grep { /^PG(?!REGRESS|CONNECT_TIMEOUT|_)/ } keys %ENV;
 	$ENV{PGUSER} = 'postgres' if !defined $ENV{TANDEM_TEST_USER};
 	$ENV{PGUSER} = $ENV{TANDEM_TEST_USER} if defined $ENV{TANDEM_TEST_USER};
 	IPC::Run::run([ 'tandem', @args ], '<', \undef, '>', \$out, '2>', \$err,
