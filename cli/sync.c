@@ -8,8 +8,8 @@
  * screen replaces the other; elsewhere lines follow one another, one a table
  * that became ready or failed, and one in total each time something moved.
  * Rates are those between two screens, smoothed; on the first screen the
- * average since the copy began.  A failed table is tried again by the server,
- * so that --watch goes on.
+ * average since the copy began.  A failed table is tried again by the server;
+ * --watch ends when nothing else is left, and each has failed GIVE_UP times.
  *
  * cli/sync.c
  *-------------------------------------------------------------------------
@@ -27,6 +27,7 @@
 #define NARROW 90				/* columns; below, bars are short and no whole is shown */
 #define MOST_SHOWN 15			/* running tables on a terminal, and failed ones */
 #define MOST_EVENTS 50			/* lines for tables that became ready, per turn */
+#define GIVE_UP 2				/* attempts: the first may have met a lock */
 #define SMOOTHING 0.4			/* weight of the newest rate */
 
 /* What an earlier screen saw, to tell rates; lives as long as the program. */
@@ -109,6 +110,7 @@ typedef struct Copy
 	int64		bytes_estimated;
 	double		rate;			/* bytes a second; < 0 unknown */
 	double		seconds_left;	/* < 0 unknown */
+	int64		hopeless;		/* failed, GIVE_UP times or more */
 	const PGresult *tables;		/* those that run or have failed */
 	const PGresult *events;		/* those that became ready since the last turn */
 	Seen	   *seen;
@@ -120,6 +122,12 @@ field_number(const PGresult *res, int row, const char *column, double otherwise)
 	const char *value = field(res, row, column);
 
 	return value ? atof(value) : otherwise;
+}
+
+static bool
+is_failed(const PGresult *res, int row)
+{
+	return strcmp(field(res, row, "state"), "failed") == 0;
 }
 
 static void
@@ -161,6 +169,8 @@ read_copy(Node *node, const Subscription *s, Copy *copy, bool want_events)
 											" ORDER BY t.state = 'failed', t.bytes_estimated DESC NULLS LAST, t.schema, t.name",
 											quote_literal(s->name)),
 							  &error, NULL);
+	for (int i = 0; i < nrows(copy->tables); i++)
+		copy->hopeless += is_failed(copy->tables, i) && field_number(copy->tables, i, "attempts", 0) >= GIVE_UP;
 	if (want_events)
 	{
 		const char *now;
@@ -318,12 +328,6 @@ failure(const PGresult *res, int row)
 	return screen_printf("%s (attempt %s%s)", error ? error : "no reason given",
 						 field(res, row, "attempts") ? field(res, row, "attempts") : "1",
 						 retry > 0 ? screen_printf(", next in %s", text_duration(retry)) : "");
-}
-
-static bool
-is_failed(const PGresult *res, int row)
-{
-	return strcmp(field(res, row, "state"), "failed") == 0;
 }
 
 static void
@@ -547,7 +551,10 @@ sync_screen(Topology *topology, PQExpBuffer out)
 		if (copies[i].s->tables == NULL || copies[i].ready < copies[i].total)
 		{
 			exit_code = EXIT_ATTENTION;
-			watch_finished = false;
+			/* the waiting doesn't end by itself, somebody has to act */
+			if (copies[i].s->tables == NULL || copies[i].hopeless == 0 ||
+				copies[i].ready + copies[i].hopeless < copies[i].total)
+				watch_finished = false;
 		}
 	}
 	if (options->json)
@@ -594,7 +601,7 @@ const Command sync_command = {
 	.synopsis = "[SUBSCRIPTION] [--watch[=SECONDS]] [--json]",
 	.summary = "the initial copy of adopted subscriptions, and when it will end",
 	.help = "A line a table that is being copied, a line in total, and what failed.  Without SUBSCRIPTION all\n"
-			"adopted ones of the server.  With --watch it goes on until every table is ready; where the output\n"
-			"is no terminal it prints a line for each table that became ready or failed.  Exits with 0 if every\n"
-			"table is ready, 1 if not, 3 if the server is unreachable.\n",
+			"adopted ones of the server.  With --watch it goes on until every table is ready, or has failed\n"
+			"twice; where the output is no terminal it prints a line for each table that became ready or\n"
+			"failed.  Exits with 0 if every table is ready, 1 if not, 3 if the server is unreachable.\n",
 	.run = run_sync};

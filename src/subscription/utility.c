@@ -17,16 +17,22 @@
  *
  * The server leaves a shared object's label behind when it drops the object, so
  * the drop hook removes it.  The same hook refuses DROP EXTENSION while a
- * subscription of the database is adopted.
+ * subscription of the database is adopted, and says why a table that is yet to
+ * be copied can't be dropped.
  *
  * src/subscription/utility.c
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
 #include "access/xact.h"
 #include "catalog/objectaccess.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_extension.h"
+#include "catalog/pg_subscription_rel.h"
 #include "commands/defrem.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
@@ -34,6 +40,9 @@
 #include "tcop/utility.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
 
 #include "common/compat.h"
 #include "subscription/subscription.h"
@@ -230,6 +239,38 @@ process_utility(PlannedStmt *pstmt, const char *queryString, bool readOnlyTree,
 	}
 }
 
+/*
+ * The server doesn't drop a table that is yet to be copied, and tells to enable
+ * the subscription, which we refuse.  So we say it first, and what helps.
+ */
+static void
+refuse_drop_of_unready(Oid relid)
+{
+	Relation	rel = table_open(SubscriptionRelRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	scan = systable_beginscan(rel, SubscriptionRelSrrelidSrsubidIndexId, true, NULL, 1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_subscription_rel form = (Form_pg_subscription_rel) GETSTRUCT(tuple);
+		char	   *name;
+
+		if (form->srsubstate == SUBREL_STATE_READY || !tandem_subscription_adopted(form->srsubid, NULL))
+			continue;
+		name = get_subscription_name(form->srsubid, false);
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot drop table \"%s\": subscription \"%s\" is yet to copy it", get_rel_name(relid), name),
+				 errhint("Wait until tandem.tables shows it ready; or take it out of the publication and run ALTER SUBSCRIPTION %s REFRESH PUBLICATION.",
+						 quote_identifier(name))));
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+}
+
 static void
 object_access(ObjectAccessType access, Oid classId, Oid objectId, int subId, void *arg)
 {
@@ -245,6 +286,13 @@ object_access(ObjectAccessType access, Oid classId, Oid objectId, int subId, voi
 		if (tandem_copies.forget && tandem_subscription_adopted(objectId, NULL))
 			tandem_copies.forget(objectId, InvalidOid);
 		tandem_label_write(objectId, NULL, NULL);
+	}
+	else if (classId == RelationRelationId && subId == 0)
+	{
+		char		kind = get_rel_relkind(objectId);
+
+		if (kind == RELKIND_RELATION || kind == RELKIND_PARTITIONED_TABLE)
+			refuse_drop_of_unready(objectId);
 	}
 	else if (classId == ExtensionRelationId)
 	{

@@ -1,11 +1,13 @@
 # "tandem sync": what it prints of an initial copy, for people, for a log and for
-# programs, and that --watch ends when every table is ready.
+# programs, and that --watch ends when every table is ready, or nothing is left
+# that could get on by itself.
 
 use strict;
 use warnings;
 
 use Tandem::Command;
 use Tandem::Test;
+use Tandem::Waves;
 use Test::More;
 
 delete $ENV{PGDATABASE};
@@ -65,11 +67,19 @@ is($finding->{severity}, 'warning', 'status knows of it too');
 
 # ---- Until it is done --------------------------------------------------------------
 
+# one table is being copied meanwhile, so that there is something to wait for
+my $waves = Tandem::Waves->new($publisher, $node);
+$waves->pause('small5');
+$waves->resync('small5', 'twice');
+$waves->wait_paused;
+
 my $log = '';
 my $watch = IPC::Run::start([ 'tandem', 'sync', '-U', 'postgres', at($node), '--watch=0.2' ],
 	'<', \undef, '>', \$log, '2>&1');
 poll_for(sub { $watch->pump_nb; $log =~ /twice failed: .*once/ }, 'the failure in the log');
 $node->query('ALTER TABLE twice DROP CONSTRAINT once');
+$waves->resync('twice');
+$waves->resume;
 poll_for(sub { !$watch->pumpable || do { $watch->pump_nb; $log =~ /7 of 7 tables ready/ } }, 'the end', 120);
 $watch->finish;
 is($? >> 8, 0, '--watch ends with 0 when every table is ready');
@@ -80,6 +90,24 @@ unlike($log, qr/\e/, 'no escape sequences in a log');
 ($code, $object) = tandem_json('sync', '--watch=1', at($node));
 is($code, 0, '--watch of what is ready ends at once');
 is($object->{ready}, JSON::PP::true, '... and says so');
-is_same_table($publisher, $node, $_) for 'big', 'small1', 'twice';
+is_same_table($publisher, $node, $_) for 'big', 'small1', 'small5', 'twice';
+
+# ---- Until nothing gets on by itself --------------------------------------------------
+
+$node->query('TRUNCATE twice; ALTER TABLE twice ADD CONSTRAINT once UNIQUE (id)');
+$waves->resync('twice');
+($code, $out, $err) = tandem('sync', 'sub', '--watch=0.2', at($node));
+is($code, 1, '--watch ends with 1 when all others are ready and one has failed twice');
+like($out, qr/public\.twice failed: [^\n]*once[^\n]* \(attempt 2/, '... it names it');
+like($out, qr/6 of 7 tables ready, 0 running, 1 failed, 0 waiting/, '... and says what is ready');
+
+# ---- A table that is yet to be copied can't be dropped ----------------------------------
+
+like($node->query_error('DROP TABLE twice'), qr/cannot drop table "twice": subscription "sub" is yet to copy it\nHINT:  Wait until tandem\.tables shows it ready; or take it out/,
+	'DROP TABLE says what helps');
+$publisher->query('DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE big');
+$node->query('ALTER SUBSCRIPTION sub REFRESH PUBLICATION');
+is($node->query_error('DROP TABLE twice'), '', 'after doing that it works');
+is($node->query_error('DROP TABLE big'), '', 'as for one that is ready');
 
 done_testing();
