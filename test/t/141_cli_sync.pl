@@ -70,7 +70,8 @@ is($finding->{severity}, 'warning', 'status knows of it too');
 # one table is being copied meanwhile, so that there is something to wait for
 my $waves = Tandem::Waves->new($publisher, $node);
 $waves->pause('small5');
-$waves->resync('small5', 'twice');
+# both in one wave
+$node->query(q{SELECT tandem.resync('sub', 'small5'), tandem.resync('sub', 'twice')});
 $waves->wait_paused;
 
 my $log = '';
