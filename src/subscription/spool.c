@@ -65,6 +65,7 @@ tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int64 seq,
 	Datum		v[NUM_COLS + 1];
 	bool		n[NUM_COLS + 1];
 	HeapTuple	tuple;
+	Snapshot	snapshot;
 
 	memset(n, 0, sizeof(n));
 	v[COL_SUBID] = ObjectIdGetDatum(subid);
@@ -77,7 +78,10 @@ tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int64 seq,
 	v[COL_MESSAGES] = PointerGetDatum(cstring_to_text_with_len(messages->data, messages->len));
 	tuple = heap_form_tuple(RelationGetDescr(rel), v + 1, n + 1);
 
+	/* who writes what may be toasted has to have one */
+	snapshot = RegisterSnapshot(GetTransactionSnapshot());
 	CatalogTupleInsert(rel, tuple);
+	UnregisterSnapshot(snapshot);
 	heap_freetuple(tuple);
 	pfree(DatumGetPointer(v[COL_MESSAGES]));
 	table_close(rel, RowExclusiveLock);
