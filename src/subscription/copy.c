@@ -359,19 +359,67 @@ by_ordinal(const ListCell *a, const ListCell *b)
 	return x->ordinal < y->ordinal ? -1 : x->ordinal > y->ordinal;
 }
 
+/*
+ * All that a worker needs before its first table: an origin, the wave's tables,
+ * the publisher.  What is used up here or there concerns no table: it is said of
+ * the wave.  Returns the tables in the queue's order, in the current context.
+ */
+static List *
+begin_worker(int number, int64 wave, const char *snapshot, XLogRecPtr lsn, Subscription **subscription)
+{
+	MemoryContext context = CurrentMemoryContext;
+	List	   *volatile copies = NIL;
+
+	PG_TRY();
+	{
+		char		origin_name[NAMEDATALEN];
+		RepOriginId own;
+		TandemWaveSnapshot *taken;
+		Subscription *sub;
+
+		StartTransactionCommand();
+		MemoryContextSwitchTo(context);
+		sub = *subscription = GetSubscription(tandem_my_subscription->subid, false);
+		SetConfigOption("synchronous_commit", sub->synccommit, PGC_BACKEND, PGC_S_OVERRIDE);
+		tandem_copy_origin_name(sub->oid, number + 1, origin_name, sizeof(origin_name));
+		own = replorigin_by_name(origin_name, true);
+		if (own == InvalidRepOriginId)
+			own = replorigin_create(origin_name);
+		copies = tandem_copies_list(sub->oid, wave);
+		taken = tandem_snapshot_load(sub->oid, wave);
+		CommitTransactionCommand();
+		if (taken == NULL)
+			proc_exit(0);
+		MemoryContextSwitchTo(context);
+		list_sort(copies, by_ordinal);
+
+		StartTransactionCommand();
+		tandem_use_subscription_origin(sub->oid, own);
+		replorigin_session_origin_timestamp = taken->taken;
+		CommitTransactionCommand();
+		MemoryContextSwitchTo(context);
+		connect_to_snapshot(sub, snapshot, lsn);
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		tandem_wave_failed(CopyErrorData());
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	return copies;
+}
+
 void
 tandem_copy_main(Datum index)
 {
 	TandemWaveShared *shared;
 	Subscription *sub;
 	char		snapshot[sizeof(shared->snapshot)];
-	char		origin_name[NAMEDATALEN];
 	XLogRecPtr	lsn;
 	int64		wave;
 	int			number = -1;
-	RepOriginId own;
 	List	   *copies;
-	TandemWaveSnapshot *taken;
 	MemoryContext context;
 	bool		open = false;
 	int			tables = 0;
@@ -413,28 +461,9 @@ tandem_copy_main(Datum index)
 	SetConfigOption("search_path", "", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("lock_timeout", LOCK_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
 
-	StartTransactionCommand();
 	context = AllocSetContextCreate(TopMemoryContext, "tandem copy", ALLOCSET_DEFAULT_SIZES);
 	MemoryContextSwitchTo(context);
-	sub = GetSubscription(tandem_my_subscription->subid, false);
-	SetConfigOption("synchronous_commit", sub->synccommit, PGC_BACKEND, PGC_S_OVERRIDE);
-	tandem_copy_origin_name(sub->oid, number + 1, origin_name, sizeof(origin_name));
-	own = replorigin_by_name(origin_name, true);
-	if (own == InvalidRepOriginId)
-		own = replorigin_create(origin_name);
-	copies = tandem_copies_list(sub->oid, wave);
-	taken = tandem_snapshot_load(sub->oid, wave);
-	CommitTransactionCommand();
-	if (taken == NULL)
-		proc_exit(0);
-	list_sort(copies, by_ordinal);
-
-	StartTransactionCommand();
-	tandem_use_subscription_origin(sub->oid, own);
-	replorigin_session_origin_timestamp = taken->taken;
-	CommitTransactionCommand();
-	MemoryContextSwitchTo(context);
-	connect_to_snapshot(sub, snapshot, lsn);
+	copies = begin_worker(number, wave, snapshot, lsn, &sub);
 
 	for (;;)
 	{

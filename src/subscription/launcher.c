@@ -227,6 +227,7 @@ launch(TandemSubscriptionSlot *slot, const Candidate *candidate)
 	BackgroundWorkerHandle *handle;
 	MemoryContext old;
 	bool		registered;
+	char		reason[sizeof(slot->reason)];
 
 	memset(&worker, 0, sizeof(worker));
 	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
@@ -248,6 +249,7 @@ launch(TandemSubscriptionSlot *slot, const Candidate *candidate)
 	slot->name = candidate->name;
 	slot->options = candidate->label.options;
 	slot->state = TANDEM_SUBSCRIPTION_STARTING;
+	strlcpy(reason, slot->reason, sizeof(reason));
 	slot->reason[0] = '\0';
 	SpinLockRelease(&slot->mutex);
 
@@ -262,6 +264,7 @@ launch(TandemSubscriptionSlot *slot, const Candidate *candidate)
 	}
 	SpinLockAcquire(&slot->mutex);
 	slot->launched = false;
+	strlcpy(slot->reason, reason, sizeof(slot->reason));	/* so that it is logged once */
 	SpinLockRelease(&slot->mutex);
 	return false;
 }

@@ -38,6 +38,7 @@
 
 #define BACKOFF_MIN 1000		/* ms */
 #define BACKOFF_MAX 60000
+#define NO_WORKER_RETRY 5000	/* ms, while no background worker is free */
 
 TandemLeader tandem_leader;
 
@@ -121,6 +122,18 @@ tandem_leader_message(const char *message)
 
 	SpinLockAcquire(&shared->mutex);
 	strlcpy(shared->error, message, sizeof(shared->error));
+	shared->hint[0] = '\0';
+	SpinLockRelease(&shared->mutex);
+}
+
+void
+tandem_wave_failed(const ErrorData *error)
+{
+	TandemWaveShared *shared = tandem_my_wave();
+
+	SpinLockAcquire(&shared->mutex);
+	strlcpy(shared->error, error->message, sizeof(shared->error));
+	strlcpy(shared->hint, error->hint ? error->hint : "", sizeof(shared->hint));
 	SpinLockRelease(&shared->mutex);
 }
 
@@ -321,7 +334,6 @@ tandem_leader_main(Datum index)
 		shared->leader_pid = MyProcPid;
 		shared->leader_latch = MyLatch;
 		shared->leader_started = false;
-		shared->error[0] = '\0';
 	}
 	SpinLockRelease(&shared->mutex);
 	if (already)
@@ -364,6 +376,7 @@ tandem_leader_main(Datum index)
 		if (tandem_leader.holder)
 			walrcv_disconnect(tandem_leader.holder);
 		drop_origins();
+		tandem_leader_message("");
 	}
 	PG_CATCH();
 	{
@@ -371,7 +384,7 @@ tandem_leader_main(Datum index)
 
 		MemoryContextSwitchTo(TopMemoryContext);
 		error = CopyErrorData();
-		tandem_leader_message(error->message);
+		tandem_wave_failed(error);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -450,10 +463,22 @@ tandem_leader_consider(void)
 	snprintf(worker.bgw_type, BGW_MAXLEN, "tandem wave");
 	if (!RegisterDynamicBackgroundWorker(&worker, NULL))
 	{
+		const char *message = "no background worker is free for a wave";
+		char		hint[sizeof(shared->hint)];
+		bool		known;
+
+		snprintf(hint, sizeof(hint), "Increase max_worker_processes, which is %d.", max_worker_processes);
 		SpinLockAcquire(&shared->mutex);
-		strlcpy(shared->error, "no background worker is free for the copy; increase max_worker_processes",
-				sizeof(shared->error));
-		shared->leader_retry = TimestampTzPlusMilliseconds(now, 5000);
+		known = strcmp(shared->error, message) == 0;
+		strlcpy(shared->error, message, sizeof(shared->error));
+		strlcpy(shared->hint, hint, sizeof(shared->hint));
+		shared->leader_retry = TimestampTzPlusMilliseconds(now, NO_WORKER_RETRY);
 		SpinLockRelease(&shared->mutex);
+		if (!known)
+			ereport(LOG,
+					(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+					 errmsg("tables of subscription \"%s\" wait: %s",
+							NameStr(tandem_my_subscription->name), message),
+					 errhint("%s", hint)));
 	}
 }

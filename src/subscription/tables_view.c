@@ -87,11 +87,18 @@ current_progress(Oid subid, Oid relid, TandemCopyProgress *progress)
 	return found;
 }
 
-/* Why the subscription's wave doesn't go on, or an empty string. */
-static void
-wave_message(Oid subid, char *message, size_t size)
+/* Why a subscription's wave doesn't go on. */
+typedef struct WaveTrouble
 {
-	message[0] = '\0';
+	char		error[512];		/* empty = it does */
+	char		hint[256];
+	TimestampTz retry;			/* when there is another wave, 0 = not known */
+} WaveTrouble;
+
+static void
+wave_trouble(Oid subid, WaveTrouble *trouble)
+{
+	memset(trouble, 0, sizeof(*trouble));
 	LWLockAcquire(tandem_subscriptions->lock, LW_SHARED);
 	for (int i = 0; i < tandem_subscriptions->nslots; i++)
 	{
@@ -99,7 +106,12 @@ wave_message(Oid subid, char *message, size_t size)
 			continue;
 		SpinLockAcquire(&tandem_waves[i].mutex);
 		if (tandem_waves[i].subid == subid)
-			strlcpy(message, tandem_waves[i].error, size);
+		{
+			strlcpy(trouble->error, tandem_waves[i].error, sizeof(trouble->error));
+			strlcpy(trouble->hint, tandem_waves[i].hint, sizeof(trouble->hint));
+			if (tandem_waves[i].leader_pid == 0)
+				trouble->retry = tandem_waves[i].leader_retry;
+		}
 		SpinLockRelease(&tandem_waves[i].mutex);
 	}
 	LWLockRelease(tandem_subscriptions->lock);
@@ -138,7 +150,7 @@ find_copy(List *copies, Oid relid)
 
 static void
 put_table(ReturnSetInfo *rsinfo, Oid subid, const char *name, SubscriptionRelState *state,
-		  TandemCopy *copy, const char *message)
+		  TandemCopy *copy, const WaveTrouble *trouble)
 {
 	TandemCopy	none = {.state = state->state == SUBREL_STATE_READY ? TANDEM_COPY_READY : TANDEM_COPY_WAITING};
 	TandemCopyProgress progress = {0};
@@ -197,8 +209,14 @@ put_table(ReturnSetInfo *rsinfo, Oid subid, const char *name, SubscriptionRelSta
 	v[13] = Int64GetDatum(copy->state == TANDEM_COPY_COPYING || copy->state == TANDEM_COPY_CATCHING_UP ?
 							  tandem_spool_bytes(subid, state->relid, SPOOL_COUNT_LIMIT) :
 							  0);
-	if (copy->error == NULL && copy->state != TANDEM_COPY_READY && message[0])
-		copy->error = (char *) message;
+	if (copy->error == NULL && copy->state != TANDEM_COPY_READY && trouble->error[0])
+	{
+		copy->error = pstrdup(trouble->error);
+		if (trouble->hint[0])
+			copy->hint = pstrdup(trouble->hint);
+		if (copy->next_retry == 0)
+			copy->next_retry = trouble->retry;
+	}
 	n[14] = copy->error == NULL;
 	v[14] = copy->error ? CStringGetTextDatum(copy->error) : (Datum) 0;
 	n[15] = copy->hint == NULL;
@@ -222,19 +240,19 @@ tandem_tables_status(PG_FUNCTION_ARGS)
 		Oid			subid = lfirst_oid(lc);
 		char	   *name = get_subscription_name(subid, true);
 		List	   *copies;
-		char		message[512];
+		WaveTrouble trouble;
 		ListCell   *relation;
 
 		if (name == NULL)
 			continue;
 		copies = tandem_copies_list(subid, 0);
 		list_sort(copies, by_relid);
-		wave_message(subid, message, sizeof(message));
+		wave_trouble(subid, &trouble);
 		foreach(relation, TANDEM_SUBSCRIPTION_RELATIONS(subid))
 		{
 			SubscriptionRelState *state = lfirst(relation);
 
-			put_table(rsinfo, subid, name, state, find_copy(copies, state->relid), message);
+			put_table(rsinfo, subid, name, state, find_copy(copies, state->relid), &trouble);
 		}
 	}
 	return (Datum) 0;

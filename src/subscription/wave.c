@@ -106,8 +106,6 @@ take_snapshot(int64 wave)
 	shared->copying = false;
 	SpinLockRelease(&shared->mutex);
 
-	if (tandem_leader.holder == NULL)
-		tandem_leader.holder = tandem_publisher_connect(tandem_leader.sub, "wave");
 	for (;;)
 	{
 		WalRcvExecResult *res;
@@ -242,8 +240,11 @@ choose_tables(List *copies, int64 wave)
 	int			ordinal = 0;
 	ListCell   *lc;
 
+	/* before any table depends on it */
 	if (tandem_leader.control == NULL)
 		tandem_leader.control = tandem_publisher_connect(tandem_leader.sub, "wave");
+	if (tandem_leader.holder == NULL)
+		tandem_leader.holder = tandem_publisher_connect(tandem_leader.sub, "wave");
 	StartTransactionCommand();
 	MemoryContextSwitchTo(tandem_leader.context);
 	foreach(lc, copies)
@@ -279,13 +280,13 @@ choose_tables(List *copies, int64 wave)
 	{
 		TandemCopy *copy = lfirst(lc);
 
+		if (copy->attempts > 0 || copy->content || copy->resync || copy->state == TANDEM_COPY_COPYING)
+			tandem_spool_drop(tandem_leader.sub->oid, copy->relid);
 		copy->state = TANDEM_COPY_COPYING;
 		copy->wave = wave;
 		copy->ordinal = ordinal++;
 		copy->rows_done = copy->bytes_done = 0;
 		copy->started = copy->finished = 0;
-		if (copy->attempts > 0 || copy->content || copy->resync)
-			tandem_spool_drop(tandem_leader.sub->oid, copy->relid);
 		if (copy->resync && !copy->stale)
 		{
 			copy->stale = true;
@@ -358,8 +359,8 @@ check_tables(List *chosen)
 	return to_copy;
 }
 
-/* 5. Copy workers for n tables, until they have ended; returns how many there were. */
-static int
+/* 5. Copy workers for n tables, until they have ended. */
+static void
 run_workers(int n)
 {
 	TandemWaveShared *shared = tandem_my_wave();
@@ -369,20 +370,23 @@ run_workers(int n)
 	int			started = 0;
 
 	pg_atomic_write_u32(&shared->next, 0);
+	tandem_leader_message("");
 	nworkers = tandem_my_subscription->options.workers > 0 ?
 		tandem_my_subscription->options.workers : tandem_sync_workers;
 	nworkers = Min(nworkers, n);
 	nworkers = Min(nworkers, TANDEM_MAX_SYNC_WORKERS);
 	while (started < nworkers && (handles[started] = start_worker()) != NULL)
 		started++;
+	if (started == 0 && nworkers > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("no background worker is free for a copy"),
+				 errhint("Increase max_worker_processes, which is %d.", max_worker_processes)));
 	if (started < nworkers)
-	{
-		tandem_leader_message("no background worker is free for a copy; increase max_worker_processes");
 		ereport(LOG,
 				(errmsg("%d of %d copy workers of subscription \"%s\" could be started",
 						started, nworkers, tandem_leader.sub->name),
-				 errhint("Increase max_worker_processes.")));
-	}
+				 errhint("Increase max_worker_processes, which is %d.", max_worker_processes)));
 	next_ping = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), PING);
 	while (workers_run(handles, started))
 	{
@@ -401,7 +405,68 @@ run_workers(int n)
 	SpinLockAcquire(&shared->mutex);
 	shared->copying = false;
 	SpinLockRelease(&shared->mutex);
-	return started;
+}
+
+/*
+ * What the copy workers have left.  A table that one of them had taken when it
+ * died has failed.  If none took the rest, none could begin: that is no table's
+ * fault.  They wait for another wave, and what a worker said of the wave is
+ * raised for it to be shown.
+ */
+static void
+settle_wave(int64 wave)
+{
+	TandemWaveShared *shared = tandem_my_wave();
+	uint32		taken = pg_atomic_read_u32(&shared->next);
+	List	   *left = NIL;
+	bool		failed = false;
+	ListCell   *lc;
+
+	StartTransactionCommand();
+	foreach(lc, tandem_copies_list(tandem_leader.sub->oid, wave))
+	{
+		TandemCopy *copy = lfirst(lc);
+
+		if (copy->state == TANDEM_COPY_WAITING)
+			failed = true;
+		if (copy->state != TANDEM_COPY_COPYING)
+			continue;
+		if ((uint32) copy->ordinal < taken)
+		{
+			tandem_copy_failed(copy, "its copy worker has ended");
+			failed = true;
+			continue;
+		}
+		tandem_spool_drop(copy->subid, copy->relid);
+		copy->state = TANDEM_COPY_WAITING;
+		left = lappend(left, copy);
+	}
+	tandem_copies_put(left);
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(tandem_leader.context);
+
+	/* of these nothing is spooled until they are in another wave */
+	if (failed || left != NIL)
+	{
+		SpinLockAcquire(&shared->mutex);
+		shared->spool_request++;
+		SpinLockRelease(&shared->mutex);
+		tandem_wake_apply();
+	}
+	if (left != NIL && taken == 0)
+	{
+		char		message[sizeof(shared->error)];
+		char		hint[sizeof(shared->hint)];
+
+		SpinLockAcquire(&shared->mutex);
+		strlcpy(message, shared->error, sizeof(message));
+		strlcpy(hint, shared->hint, sizeof(hint));
+		SpinLockRelease(&shared->mutex);
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
+				 errmsg("%s", message[0] ? message : "no copy worker could begin"),
+				 hint[0] ? errhint("%s", hint) : 0));
+	}
 }
 
 void
@@ -409,8 +474,6 @@ tandem_wave_run(List *copies, int64 wave)
 {
 	TandemWaveShared *shared = tandem_my_wave();
 	List	   *chosen = choose_tables(copies, wave);
-	int			workers;
-	ListCell   *lc;
 
 	if (chosen == NIL)
 		return;
@@ -418,20 +481,9 @@ tandem_wave_run(List *copies, int64 wave)
 	take_snapshot(wave);
 	wait_for_flush();
 	chosen = check_tables(chosen);
-	workers = run_workers(list_length(chosen));
+	run_workers(list_length(chosen));
 	tandem_publisher_exec(tandem_leader.holder, "COMMIT");
-
-	/* tables of a worker that has died */
-	StartTransactionCommand();
-	foreach(lc, tandem_copies_list(tandem_leader.sub->oid, wave))
-	{
-		TandemCopy *copy = lfirst(lc);
-
-		if (copy->state == TANDEM_COPY_COPYING)
-			tandem_copy_failed(copy, workers > 0 ? "its copy worker has ended" : "no copy worker could be started");
-	}
-	CommitTransactionCommand();
-	MemoryContextSwitchTo(tandem_leader.context);
+	settle_wave(wave);
 	SpinLockAcquire(&shared->mutex);
 	shared->leader_backoff = 0;
 	SpinLockRelease(&shared->mutex);

@@ -406,7 +406,7 @@ tandem_publisher_connect(const Subscription *sub, const char *purpose)
 		ereport(ERROR,
 				(errcode(ERRCODE_CONNECTION_FAILURE),
 				 errmsg("could not connect to the publisher for the copy: %s", error),
-				 errhint("If it has no room, increase max_wal_senders or max_connections there; each copy worker needs one, and so does the wave.")));
+				 errhint("If it has no room, increase max_wal_senders there: a wave needs two, and one for each copy worker.")));
 
 	/*
 	 * Nothing of ours may wait for long or stay for ever there.  What is idle

@@ -78,7 +78,8 @@ typedef struct TandemWaveShared
 	bool		leader_started; /* registered, not yet attached */
 	TimestampTz leader_retry;	/* no new leader before this */
 	int			leader_backoff; /* ms */
-	char		error[512];		/* why the last wave or leader failed */
+	char		error[512];		/* why the wave doesn't go on, or the last one or its leader failed */
+	char		hint[256];		/* what mends that, or empty */
 
 	/* leader to apply: spool the tables that tandem.copies has now */
 	uint32		spool_request;
@@ -286,6 +287,9 @@ extern void tandem_empty_relation(Relation rel);
 
 /* Registers the leader if there is work and none runs; in the apply worker, no transaction open. */
 extern void tandem_leader_consider(void);
+
+/* Says in tandem.tables why the wave doesn't go on: the error's message and hint. */
+extern void tandem_wave_failed(const ErrorData *error);
 
 /* origins that copy workers need in their own name; see leader.c */
 extern void tandem_copy_origin_name(Oid subid, int worker, char *name, size_t size);
