@@ -9,10 +9,10 @@
 # tables in binary and frozen, with the indexes built afterwards; for one large
 # table its two halves.  It has no stream of changes to join.
 #
-# A row is KIND:COUNT[+LOAD].  KIND is empty, or a table's size such as 10rows,
+# A row is KIND:COUNT[+LOAD][*RUNS].  KIND is empty, or a table's size such as 10rows,
 # 10MB, 1GB; with primary key and one more index.  LOAD is "pgbench" (TPC-B at a
 # fixed rate beside, and updates of the copied rows) or "slow" (4 clients whose
-# writing transactions take 0.2 s).
+# writing transactions take 0.2 s).  RUNS is how often, if not REPEATS.
 #
 # After each run the tables are compared by checksum, pg_amcheck looks at every
 # heap and index, and indexes and constraints are counted.
@@ -38,7 +38,7 @@ use Time::HiRes qw(time);
 my $size = $ENV{SIZE} || 'small';
 my $full = $size eq 'full';
 my @rows = split / /, $ENV{ROWS} // ($full
-	? 'empty:10 empty:100 empty:1000 empty:10000 empty:200+slow 10rows:100 10MB:10 10MB:100 100MB:10 1GB:1 '
+	? 'empty:10 empty:100 empty:1000 empty:10000*1 empty:200+slow 10rows:100 10MB:10 10MB:100 100MB:10 1GB:1 '
 	  . 'empty:100+pgbench 10rows:100+pgbench 10MB:10+pgbench 100MB:10+pgbench 1GB:1+pgbench'
 	: 'empty:10 empty:100 empty:1000 empty:50+slow 10rows:100 10MB:10 100MB:2 empty:100+pgbench 10MB:10+pgbench');
 my @streams = grep { $_ ne 'none' } split / /, $ENV{STREAMS} // 'tpcb insert update delete';
@@ -49,6 +49,8 @@ my $stream_rows = $full ? 1_000_000 : 100_000;
 my $stream_tpcb = $full ? 160_000 : 20_000;
 my $rate = 200;					# transactions a second of "+pgbench"
 my $screen = Test::More->builder->output;
+my $machine = machine();
+my $name = results_name('tables', $machine, $size);
 
 # No run pays for new WAL segments, and core starts its workers at once: its
 # launcher starts one each wal_retrieve_retry_interval, which is 5 s.
@@ -140,14 +142,20 @@ my $row_bytes = 126;			# of the heap, a row below
 sub parse_row
 {
 	my ($row) = @_;
-	my ($kind, $count, $load) = $row =~ /^(\w+):(\d+)(?:\+(pgbench|slow))?$/
-	  or die "row \"$row\" is not KIND:COUNT[+LOAD]\n";
+	my ($kind, $count, $load, $runs) = $row =~ /^(\w+):(\d+)(?:\+(pgbench|slow))?(?:\*([1-9]\d*))?$/
+	  or die "row \"$row\" is not KIND:COUNT[+LOAD][*RUNS]\n";
 	my $n =
 	    $kind eq 'empty' ? 0
 	  : $kind =~ /^(\d+)rows$/ ? $1
 	  : $kind =~ /^(\d+)([kMG]B)$/ ? int($1 * $bytes_of{$2} / $row_bytes)
 	  : die "\"$kind\" is not a kind of table\n";
-	return { name => $row, count => $count, rows => $n, load => $load // '' };
+	return {
+		name => $row =~ s/\*.*//r,
+		count => $count,
+		rows => $n,
+		load => $load // '',
+		runs => $runs // $repeats
+	};
 }
 
 # The publisher's tables bench.t1 and so on, filled; the subscriber's, empty, in a
@@ -444,7 +452,7 @@ sub bench_copies
 		my %runs;
 		my @ways = grep { $_ ne 'ours' || $copies } @ways;
 		set_up($row);
-		for my $repeat (1 .. $repeats)
+		for my $repeat (1 .. $row->{runs})
 		{
 			push @{ $runs{$_} }, measure($_, $row) for $repeat % 2 ? @ways : reverse @ways;
 		}
@@ -452,12 +460,13 @@ sub bench_copies
 		my $ratio = sub {
 			my ($over, $under) = @_;
 			return undef unless $runs{$over} && $runs{$under};
-			return summary(map { $runs{$over}[$_] / $runs{$under}[$_] } 0 .. $repeats - 1);
+			return summary(map { $runs{$over}[$_] / $runs{$under}[$_] } 0 .. $row->{runs} - 1);
 		};
 		my %result = (%$row, (map { $_ => summary(@{ $runs{$_} }) } @ways),
 			core_to_ours => $ratio->('core', 'ours'), ours_to_piped => $ratio->('ours', 'piped'),
 			core_to_piped => $ratio->('core', 'piped'));
 		push @results, \%result;
+		tell();
 		print $screen sprintf "%-20s %-24s %-24s %-24s %-20s %s\n", $row->{name},
 		  (map { spread($result{$_}, '%.3f') } qw(core ours piped)), spread($result{core_to_ours}, '%.1f'),
 		  spread($result{ours_to_piped}, '%.2f');
@@ -596,6 +605,7 @@ sub bench_streams
 			(map { $_ => summary(@{ $rates{$_} }) } @who),
 			@who < 2 ? () : (ours_to_core => summary(map { $rates{ours}[$_] / $rates{core}[$_] } 0 .. $repeats - 1)));
 		push @applied, \%result;
+		tell();
 		print $screen sprintf "%-10s %-30s %-30s %s\n", $name, (map { spread($result{$_}, '%.0f') } qw(core ours)),
 		  spread($result{ours_to_core}, '%.2f');
 	}
@@ -658,15 +668,18 @@ END
 	return;
 }
 
-my $machine = machine();
+# All there is so far, so that a run that is cut short leaves what it measured.
+sub tell
+{
+	write_results($name, { machine => $machine, size => $size, repeats => $repeats, workers => $workers,
+		copies => \@results, streams => \@applied });
+	draw("$name.svg");
+	return;
+}
+
 print $screen machine_line($machine) . ", SIZE=$size, $repeats repeats, $workers workers\n";
 bench_copies();
 bench_streams();
-
-my $name = results_name('tables', $machine, $size);
-write_results($name, { machine => $machine, size => $size, repeats => $repeats, workers => $workers,
-	copies => \@results, streams => \@applied });
-draw("$name.svg");
 print $screen "\nwritten: bench/results/" . File::Basename::basename($name) . ".json, .svg\n";
 # A bench has no timed assertion, but a copy that is wrong is a failure.
 is(join("\n", @faults), '', 'after each run the tables were equal, every index and constraint right');
