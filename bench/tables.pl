@@ -466,7 +466,7 @@ sub bench_copies
 			core_to_ours => $ratio->('core', 'ours'), ours_to_piped => $ratio->('ours', 'piped'),
 			core_to_piped => $ratio->('core', 'piped'));
 		push @results, \%result;
-		tell();
+		keep_results();
 		print $screen sprintf "%-20s %-24s %-24s %-24s %-20s %s\n", $row->{name},
 		  (map { spread($result{$_}, '%.3f') } qw(core ours piped)), spread($result{core_to_ours}, '%.1f'),
 		  spread($result{ours_to_piped}, '%.2f');
@@ -605,7 +605,7 @@ sub bench_streams
 			(map { $_ => summary(@{ $rates{$_} }) } @who),
 			@who < 2 ? () : (ours_to_core => summary(map { $rates{ours}[$_] / $rates{core}[$_] } 0 .. $repeats - 1)));
 		push @applied, \%result;
-		tell();
+		keep_results();
 		print $screen sprintf "%-10s %-30s %-30s %s\n", $name, (map { spread($result{$_}, '%.0f') } qw(core ours)),
 		  spread($result{ours_to_core}, '%.2f');
 	}
@@ -669,7 +669,7 @@ END
 }
 
 # All there is so far, so that a run that is cut short leaves what it measured.
-sub tell
+sub keep_results
 {
 	write_results($name, { machine => $machine, size => $size, repeats => $repeats, workers => $workers,
 		copies => \@results, streams => \@applied });
