@@ -367,7 +367,8 @@ CREATE MATERIALIZED VIEW tandem.wave_snapshots AS SELECT
 WITH NO DATA;
 CREATE UNIQUE INDEX wave_snapshots_key ON tandem.wave_snapshots (subid, wave);
 
--- Changes of tables that are being copied.
+-- Changes of tables that are being copied.  total: bytes of the table's entries up
+-- to this one.  An entry at position 0: the spool has been given up for wave "seq".
 CREATE MATERIALIZED VIEW tandem.spool AS SELECT
 	NULL::oid AS subid,
 	NULL::oid AS relid,
@@ -376,6 +377,7 @@ CREATE MATERIALIZED VIEW tandem.spool AS SELECT
 	NULL::xid AS xid,
 	NULL::timestamptz AS commit_time,
 	NULL::integer AS bytes,
+	NULL::bigint AS total,
 	NULL::bytea AS messages
 WITH NO DATA;
 CREATE UNIQUE INDEX spool_key ON tandem.spool (subid, relid, commit_lsn, seq);

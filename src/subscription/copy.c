@@ -239,6 +239,7 @@ copy_table(TandemCopy *copy)
 	bool		fast = false;
 	LOCKMODE	lock = RowExclusiveLock;
 	int64		rows = 0;
+	TandemSpool spool;
 	TandemCopy *now;
 
 	if (replace)
@@ -269,7 +270,12 @@ copy_table(TandemCopy *copy)
 	}
 	table_close(rel, NoLock);
 
-	/* the apply worker gives a copy up without waiting for us: failover, spool_limit */
+	/* the apply worker gives a copy up without waiting for us: spool_limit, failover */
+	tandem_spool_look(copy->subid, copy->relid, &spool);
+	if (spool.given_up == copy->wave)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("%s", tandem_spool_given_up_error())));
 	now = tandem_copies_get(copy->subid, copy->relid);
 	if (now == NULL || now->state != TANDEM_COPY_COPYING || now->wave != copy->wave)
 		ereport(ERROR,
@@ -445,7 +451,7 @@ tandem_copy_main(Datum index)
 				number = i;
 				shared->workers[i].pid = MyProcPid;
 				shared->workers[i].latch = MyLatch;
-				shared->workers[i].relid = InvalidOid;
+				shared->workers[i].relid = shared->workers[i].void_relid = InvalidOid;
 			}
 		}
 	}

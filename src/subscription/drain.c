@@ -9,6 +9,10 @@
  * goes, and it is copied again.  A local lock that isn't free in time is no
  * error, only a reason to try later.
  *
+ * Also here: what becomes of a table whose spool the apply worker has given up
+ * (spool.c).  The entries go at once; the table waits for a later wave as soon
+ * as its copy worker has let it go, which is told to.
+ *
  * Called by wave.c and leader.c.
  *
  * src/subscription/drain.c
@@ -29,6 +33,103 @@
 #define DRAIN_BYTES (4 * 1024 * 1024)	/* of spool in one transaction */
 #define DRAIN_REST (512 * 1024) /* what is left to the apply worker */
 
+static MemoryContext round_context = NULL;
+
+/* ---- Spools beyond their limit --------------------------------------------------- */
+
+/* Tells the copy worker that has this table, if one has. */
+static void
+tell_worker(Oid relid)
+{
+	TandemWaveShared *shared = tandem_my_wave();
+
+	SpinLockAcquire(&shared->mutex);
+	for (int i = 0; i < TANDEM_MAX_SYNC_WORKERS; i++)
+	{
+		TandemCopyProgress *worker = &shared->workers[i];
+
+		if (worker->pid != 0 && worker->relid == relid)
+		{
+			worker->void_relid = relid;
+			if (worker->latch)
+				SetLatch(worker->latch);
+		}
+	}
+	SpinLockRelease(&shared->mutex);
+}
+
+/* The spool of this table was given up.  Returns whether that is done with. */
+static bool
+give_up(Oid relid)
+{
+	Oid			subid = tandem_leader.sub->oid;
+	bool		done = true;
+
+	StartTransactionCommand();
+	if (tandem_copy_lock(subid, relid, true))
+	{
+		TandemCopy *copy = tandem_copies_get(subid, relid);
+		TandemSpool spool;
+
+		tandem_spool_look(subid, relid, &spool);
+		if (copy && spool.given_up == copy->wave &&
+			(copy->state == TANDEM_COPY_COPYING || copy->state == TANDEM_COPY_CATCHING_UP))
+			tandem_copy_failed(copy, tandem_spool_given_up_error());
+	}
+	else
+	{
+		/* the mark stays, so nobody takes the rest for all */
+		tandem_spool_clear(subid, relid);
+		tell_worker(relid);
+		done = false;
+	}
+	CommitTransactionCommand();
+	return done;
+}
+
+/* Looks for spools that were given up, when there may be some. */
+static void
+give_up_all(List *copies)
+{
+	static uint32 seen = 0;		/* a new leader looks in any case */
+	static bool all_done = false;
+	TandemWaveShared *shared = tandem_my_wave();
+	List	   *given_up = NIL;
+	uint32		request;
+	ListCell   *lc;
+
+	SpinLockAcquire(&shared->mutex);
+	request = shared->given_up_request;
+	SpinLockRelease(&shared->mutex);
+	if (all_done && request == seen)
+		return;
+	seen = request;
+	all_done = true;
+
+	StartTransactionCommand();
+	foreach(lc, copies)
+	{
+		TandemCopy *copy = lfirst(lc);
+		TandemSpool spool;
+
+		if (copy->state != TANDEM_COPY_COPYING && copy->state != TANDEM_COPY_CATCHING_UP)
+			continue;
+		tandem_spool_look(copy->subid, copy->relid, &spool);
+		if (spool.given_up != copy->wave)
+			continue;
+		MemoryContextSwitchTo(round_context);
+		given_up = lappend_oid(given_up, copy->relid);
+	}
+	CommitTransactionCommand();
+	foreach(lc, given_up)
+	{
+		if (!give_up(lfirst_oid(lc)))
+			all_done = false;
+	}
+}
+
+/* ---- Replay -------------------------------------------------------------------------- */
+
 /*
  * Applies some of a copied table's spool.  Returns whether there was something
  * worth it.  An error is that table's.
@@ -41,6 +142,7 @@ drain_table(Oid relid)
 	ResourceOwner owner;
 	TandemCopy *copy;
 	TandemWaveSnapshot *snapshot;
+	TandemSpool spool;
 	volatile bool done = false;
 	int64		entries;
 
@@ -52,8 +154,9 @@ drain_table(Oid relid)
 	}
 	copy = tandem_copies_get(subid, relid);
 	snapshot = copy ? tandem_snapshot_load(subid, copy->wave) : NULL;
+	tandem_spool_look(subid, relid, &spool);
 	if (copy == NULL || copy->state != TANDEM_COPY_CATCHING_UP || snapshot == NULL ||
-		tandem_spool_bytes(subid, relid, DRAIN_REST) <= DRAIN_REST)
+		spool.bytes <= DRAIN_REST || spool.given_up == copy->wave)
 	{
 		CommitTransactionCommand();
 		return false;
@@ -106,19 +209,23 @@ tandem_drain(void)
 	bool		done = false;
 	ListCell   *lc;
 
+	/* a wave may last for hours, and this is called all the time */
+	if (round_context == NULL)
+		round_context = AllocSetContextCreate(TopMemoryContext, "tandem drain", ALLOCSET_DEFAULT_SIZES);
 	StartTransactionCommand();
-	MemoryContextSwitchTo(tandem_leader.context);
+	MemoryContextSwitchTo(round_context);
 	copies = tandem_copies_list(tandem_leader.sub->oid, 0);
 	CommitTransactionCommand();
-	MemoryContextSwitchTo(tandem_leader.context);
+	give_up_all(copies);
 	foreach(lc, copies)
 	{
 		TandemCopy *copy = lfirst(lc);
 
 		if (copy->state == TANDEM_COPY_CATCHING_UP && drain_table(copy->relid))
 			done = true;
-		MemoryContextSwitchTo(tandem_leader.context);
 	}
+	MemoryContextSwitchTo(tandem_leader.context);
+	MemoryContextReset(round_context);
 	if (done)
 	{
 		SpinLockAcquire(&shared->mutex);

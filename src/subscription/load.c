@@ -85,6 +85,11 @@ read_source(void *out, int minread, int maxread)
 			done += n;
 			continue;
 		}
+		/* the leader may want this copy no more */
+		if (source.progress->void_relid == source.progress->relid)
+			ereport(ERROR,
+					(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+					 errmsg("%s", tandem_spool_given_up_error())));
 		source.len = walrcv_receive(source.conn, &source.data, &socket);
 		source.cursor = 0;
 		CHECK_FOR_INTERRUPTS();

@@ -78,8 +78,10 @@ typedef struct Gate
 	int64		seq;			/* entries of this transaction */
 	char	   *relation;		/* RELATION message of the pending entry; its length, 0 = none yet */
 	int			relation_len;
-	int64		bytes;			/* spooled by this process */
-	bool		over_limit;
+	bool		looked;			/* the next three are known */
+	int64		before;			/* see TandemSpool; what is replayed meanwhile is noticed late */
+	int64		total;
+	bool		given_up;		/* beyond tandem.spool_limit: nothing is kept any more */
 } Gate;
 
 /* What is known of any other relation. */
@@ -92,13 +94,13 @@ typedef struct Known
 static HTAB *gates = NULL;
 static HTAB *known = NULL;
 static bool known_valid = false;
-static bool gates_valid = false;
 
 /* the transaction being received */
 static TransactionId current_xid;
 static XLogRecPtr current_lsn;
 static TimestampTz current_time;
 
+static bool gave_up = false;	/* to be told to the leader */
 static uint32 finish_seen = 0;
 static bool may_finish = false;
 static TimestampTz next_finish = 0;
@@ -184,7 +186,6 @@ load_gates(void)
 		hash_destroy(gates);
 	}
 	gates = fresh;
-	gates_valid = true;
 	known_valid = false;
 	MemoryContextSwitchTo(old);
 }
@@ -262,6 +263,7 @@ tandem_route_start(WalReceiverConn *publisher)
 		check_timeline();
 	load_gates();
 	CommitTransactionCommand();
+	gave_up = true;				/* it may not have been told before */
 }
 
 /* ---- Changes ------------------------------------------------------------------ */
@@ -273,6 +275,21 @@ tandem_route_begin(TransactionId remote_xid, XLogRecPtr commit_lsn, TimestampTz 
 	current_lsn = commit_lsn;
 	current_time = commit_time;
 	tandem_received_add(remote_xid);
+}
+
+/* What earlier processes have left in a table's spool. */
+static void
+look_at_spool(Gate *gate)
+{
+	TandemSpool spool;
+
+	if (gate->looked)
+		return;
+	tandem_spool_look(tandem_my_subscription->subid, gate->relid, &spool);
+	gate->before = spool.before;
+	gate->total = spool.total;
+	gate->given_up = spool.given_up == gate->wave;
+	gate->looked = true;
 }
 
 /* What a relation that isn't being copied gets. */
@@ -305,6 +322,10 @@ tandem_route(const LogicalRepRelation *remote)
 	{
 		StringInfoData message;
 		MemoryContext old;
+
+		look_at_spool(gate);
+		if (gate->given_up)
+			return TANDEM_ROUTE_IGNORE;
 
 		/* what the publisher says of the relation: first in an entry, and when it is new */
 		initStringInfo(&message);
@@ -357,15 +378,45 @@ tandem_route(const LogicalRepRelation *remote)
 	return entry->route;
 }
 
+/*
+ * Is a spool beyond its limit?  Then nothing is kept of that table any more,
+ * from this change on.  Noted in the spool, not in tandem.copies: the copy
+ * worker may have that row, and the stream waits for nobody.
+ */
+static void
+check_limit(Gate *gate)
+{
+	int64		limit = (int64) tandem_spool_limit * 1024 * 1024;
+	Oid			subid = tandem_my_subscription->subid;
+	TandemSpool spool;
+
+	if (gate->total - gate->before <= limit)
+		return;
+	CommandCounterIncrement();
+	tandem_spool_look(subid, gate->relid, &spool);
+	gate->before = spool.before;
+	if (gate->total - gate->before <= limit)
+		return;					/* the rest is applied */
+	tandem_spool_give_up(subid, gate->relid, gate->wave);
+	gate->given_up = true;
+	gave_up = true;
+	ereport(LOG,
+			(errmsg("table \"%s\" of subscription \"%s\" will be copied again: %s",
+					get_rel_name(gate->relid), NameStr(tandem_my_subscription->name),
+					tandem_spool_given_up_error()),
+			 errhint("Increase tandem.spool_limit if there is room for more changes.")));
+}
+
 /* Writes what a table has pending. */
 static void
 write_pending(Gate *gate)
 {
 	if (gate->pending.len == 0)
 		return;
-	tandem_spool_write(tandem_my_subscription->subid, gate->relid, current_lsn, gate->seq++,
-					   current_xid, current_time, &gate->pending);
-	gate->bytes += gate->pending.len;
+	gate->total = tandem_spool_write(tandem_my_subscription->subid, gate->relid, current_lsn,
+									 gate->seq++, current_xid, current_time, &gate->pending,
+									 gate->total);
+	check_limit(gate);
 	resetStringInfo(&gate->pending);
 	gate->relation_len = 0;		/* each entry says what the relation is */
 	if (gate->pending.maxlen > ENTRY_BYTES * 2)
@@ -510,7 +561,7 @@ finish_table(Oid relid, TandemWaveSnapshot *snapshot, int64 wave)
 	ResourceOwner owner = CurrentResourceOwner;
 	TandemCopy *copy;
 	int64		entries;
-	int64		bytes;
+	TandemSpool spool;
 	volatile bool done = false;
 
 	if (!tandem_copy_lock(subid, relid, true))
@@ -518,10 +569,10 @@ finish_table(Oid relid, TandemWaveSnapshot *snapshot, int64 wave)
 	copy = tandem_copies_get(subid, relid);
 	if (copy == NULL || copy->state != TANDEM_COPY_CATCHING_UP || copy->wave != wave)
 		return false;
-	bytes = tandem_spool_bytes(subid, relid, FINISH_BYTES);
-	if (bytes > FINISH_BYTES)
+	tandem_spool_look(subid, relid, &spool);
+	if (spool.bytes > FINISH_BYTES || spool.given_up == wave)
 		return false;
-	if (bytes == 0)
+	if (spool.bytes == 0)
 	{
 		write_ready(copy, snapshot);
 		return true;
@@ -638,50 +689,6 @@ finish_tables(void)
 	return again;
 }
 
-/* A spool beyond its limit goes, and the table is copied anew. */
-static void
-check_limits(void)
-{
-	int64		limit = (int64) tandem_spool_limit * 1024 * 1024;
-	HASH_SEQ_STATUS status;
-	Gate	   *gate;
-	bool		changed = false;
-
-	hash_seq_init(&status, gates);
-	while ((gate = hash_seq_search(&status)) != NULL)
-	{
-		Oid			subid = tandem_my_subscription->subid;
-
-		if (gate->bytes <= limit)
-			continue;
-		StartTransactionCommand();
-		if (tandem_spool_bytes(subid, gate->relid, limit) <= limit)
-			gate->bytes = 0;	/* most of it is applied */
-		else if (tandem_copy_lock(subid, gate->relid, true))
-		{
-			TandemCopy *copy = tandem_copies_get(subid, gate->relid);
-
-			if (copy && copy->wave == gate->wave)
-			{
-				char	   *why = psprintf("its spool grew beyond tandem.spool_limit (%d MB)", tandem_spool_limit);
-
-				ereport(LOG,
-						(errmsg("table \"%s\" will be copied again: %s", get_rel_name(gate->relid), why)));
-				tandem_copy_failed(copy, why);
-				changed = true;
-			}
-			gate->bytes = 0;
-		}
-		CommitTransactionCommand();
-	}
-	if (changed)
-	{
-		StartTransactionCommand();
-		load_gates();
-		CommitTransactionCommand();
-	}
-}
-
 void
 tandem_route_boundary(XLogRecPtr end_lsn)
 {
@@ -694,7 +701,14 @@ tandem_route_boundary(XLogRecPtr end_lsn)
 
 	SpinLockAcquire(&shared->mutex);
 	finish_request = shared->finish_request;
+	if (gave_up)
+	{
+		shared->given_up_request++;
+		if (shared->leader_pid && shared->leader_latch)
+			SetLatch(shared->leader_latch);
+	}
 	SpinLockRelease(&shared->mutex);
+	gave_up = false;
 	if (finish_request != finish_seen)
 	{
 		finish_seen = finish_request;
@@ -706,12 +720,6 @@ tandem_route_boundary(XLogRecPtr end_lsn)
 		while (finish_tables() && GetCurrentTimestamp() < TimestampTzPlusMilliseconds(now, FINISH_TIME))
 			continue;
 		next_finish = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), FINISH_INTERVAL);
-		check_limits();
-	}
-	else if (hash_get_num_entries(gates) > 0 && now >= next_finish)
-	{
-		check_limits();
-		next_finish = TimestampTzPlusMilliseconds(now, FINISH_INTERVAL);
 	}
 	if (now >= next_leader)
 	{

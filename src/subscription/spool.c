@@ -15,6 +15,15 @@
  * them.  Hence a change is in the spool or in the table, after any crash, and
  * on any standby of ours.  They are not written to the logical log.
  *
+ * Each entry says how many bytes have been written before its end, so that the
+ * first and the last one tell how large the spool is, however many there are.
+ * When it is larger than tandem.spool_limit the apply worker writes no more, but
+ * a mark: an entry at position 0 (before all others) with the wave's number.  It
+ * is in the transaction that would have written the changes, so it is there
+ * exactly if some are missing; a table with it is never finished.  The leader,
+ * or the copy worker that has the table, drops the spool and lets the table wait
+ * for a later wave (drain.c).
+ *
  * src/subscription/spool.c
  *-------------------------------------------------------------------------
  */
@@ -41,6 +50,7 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
+#include "common/settings.h"
 #include "subscription/dispatch.h"
 #include "subscription/waves.h"
 
@@ -53,13 +63,16 @@ enum
 	COL_XID,
 	COL_COMMIT_TIME,
 	COL_BYTES,
+	COL_TOTAL,
 	COL_MESSAGES,
 	NUM_COLS = COL_MESSAGES
 };
 
-void
+#define ENTRY_OVERHEAD 128		/* on disk: headers, other columns, index */
+
+int64
 tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int64 seq,
-				   TransactionId xid, TimestampTz commit_time, StringInfo messages)
+				   TransactionId xid, TimestampTz commit_time, StringInfo messages, int64 total)
 {
 	Relation	rel = table_open(tandem_own_relation("spool"), RowExclusiveLock);
 	Datum		v[NUM_COLS + 1];
@@ -67,6 +80,7 @@ tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int64 seq,
 	HeapTuple	tuple;
 	Snapshot	snapshot;
 
+	total += messages->len + ENTRY_OVERHEAD;
 	memset(n, 0, sizeof(n));
 	v[COL_SUBID] = ObjectIdGetDatum(subid);
 	v[COL_RELID] = ObjectIdGetDatum(relid);
@@ -74,7 +88,8 @@ tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int64 seq,
 	v[COL_SEQ] = Int64GetDatum(seq);
 	v[COL_XID] = TransactionIdGetDatum(xid);
 	v[COL_COMMIT_TIME] = TimestampTzGetDatum(commit_time);
-	v[COL_BYTES] = Int32GetDatum(messages->len);
+	v[COL_BYTES] = Int32GetDatum(messages->len + ENTRY_OVERHEAD);
+	v[COL_TOTAL] = Int64GetDatum(total);
 	v[COL_MESSAGES] = PointerGetDatum(cstring_to_text_with_len(messages->data, messages->len));
 	tuple = heap_form_tuple(RelationGetDescr(rel), v + 1, n + 1);
 
@@ -85,9 +100,26 @@ tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int64 seq,
 	heap_freetuple(tuple);
 	pfree(DatumGetPointer(v[COL_MESSAGES]));
 	table_close(rel, RowExclusiveLock);
+	return total;
 }
 
-/* A scan of a table's entries (all tables: InvalidOid), oldest first. */
+void
+tandem_spool_give_up(Oid subid, Oid relid, int64 wave)
+{
+	StringInfoData none;
+
+	initStringInfo(&none);
+	(void) tandem_spool_write(subid, relid, InvalidXLogRecPtr, wave, InvalidTransactionId, 0, &none, 0);
+	pfree(none.data);
+}
+
+char *
+tandem_spool_given_up_error(void)
+{
+	return psprintf("its spool grew beyond tandem.spool_limit (%d MB)", tandem_spool_limit);
+}
+
+/* A scan of a table's entries (all tables: InvalidOid), oldest first; marks come before them. */
 static SysScanDesc
 begin_scan(Relation rel, Relation *index, Snapshot snapshot, Oid subid, Oid relid, ScanKeyData *keys)
 {
@@ -97,8 +129,25 @@ begin_scan(Relation rel, Relation *index, Snapshot snapshot, Oid subid, Oid reli
 	return systable_beginscan_ordered(rel, *index, snapshot, OidIsValid(relid) ? 2 : 1, keys);
 }
 
-int64
-tandem_spool_bytes(Oid subid, Oid relid, int64 limit)
+static int64
+get_int64(HeapTuple tuple, Relation rel, int column)
+{
+	bool		isnull;
+
+	return DatumGetInt64(heap_getattr(tuple, column, RelationGetDescr(rel), &isnull));
+}
+
+/* Is this entry a mark? */
+static bool
+is_mark(HeapTuple tuple, Relation rel)
+{
+	bool		isnull;
+
+	return DatumGetLSN(heap_getattr(tuple, COL_COMMIT_LSN, RelationGetDescr(rel), &isnull)) == InvalidXLogRecPtr;
+}
+
+void
+tandem_spool_look(Oid subid, Oid relid, TandemSpool *spool)
 {
 	Relation	rel = table_open(tandem_own_relation("spool"), AccessShareLock);
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -106,24 +155,54 @@ tandem_spool_bytes(Oid subid, Oid relid, int64 limit)
 	ScanKeyData keys[2];
 	SysScanDesc scan = begin_scan(rel, &index, snapshot, subid, relid, keys);
 	HeapTuple	tuple;
-	int64		bytes = 0;
+	bool		any = false;
 
-	while (bytes <= limit &&
-		   HeapTupleIsValid(tuple = systable_getnext_ordered(scan, ForwardScanDirection)))
+	memset(spool, 0, sizeof(*spool));
+	while (!any && HeapTupleIsValid(tuple = systable_getnext_ordered(scan, ForwardScanDirection)))
 	{
 		bool		isnull;
 
-		bytes += DatumGetInt32(heap_getattr(tuple, COL_BYTES, RelationGetDescr(rel), &isnull));
+		if (is_mark(tuple, rel))
+			spool->given_up = get_int64(tuple, rel, COL_SEQ);	/* that of the last wave */
+		else
+		{
+			any = true;
+			spool->total = get_int64(tuple, rel, COL_TOTAL);
+			spool->before = spool->total -
+				DatumGetInt32(heap_getattr(tuple, COL_BYTES, RelationGetDescr(rel), &isnull));
+		}
 	}
 	systable_endscan_ordered(scan);
 	index_close(index, AccessShareLock);
+	if (any)
+	{
+		scan = begin_scan(rel, &index, snapshot, subid, relid, keys);
+		tuple = systable_getnext_ordered(scan, BackwardScanDirection);
+		if (HeapTupleIsValid(tuple))
+			spool->total = get_int64(tuple, rel, COL_TOTAL);
+		systable_endscan_ordered(scan);
+		index_close(index, AccessShareLock);
+	}
+	spool->bytes = spool->total - spool->before;
 	UnregisterSnapshot(snapshot);
 	table_close(rel, AccessShareLock);
-	return bytes;
 }
 
-void
-tandem_spool_drop(Oid subid, Oid relid)
+/* Deletes a row that somebody else may be deleting at the same time. */
+static void
+delete_row(Relation rel, ItemPointer tid)
+{
+	TM_FailureData failure;
+	TM_Result	result = heap_delete(rel, tid, GetCurrentCommandId(true), InvalidSnapshot, true,
+									 &failure, false);
+
+	if (result != TM_Ok && result != TM_Deleted)
+		elog(ERROR, "could not delete from tandem.spool: result %d", (int) result);
+}
+
+/* Deletes a table's entries, or (InvalidOid) those of all tables; marks as well, or not. */
+static void
+delete_entries(Oid subid, Oid relid, bool marks)
 {
 	Relation	rel = table_open(tandem_own_relation("spool"), RowExclusiveLock);
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -135,13 +214,26 @@ tandem_spool_drop(Oid subid, Oid relid)
 	while (HeapTupleIsValid(tuple = systable_getnext_ordered(scan, ForwardScanDirection)))
 	{
 		CHECK_FOR_INTERRUPTS();
-		CatalogTupleDelete(rel, &tuple->t_self);
+		if (marks || !is_mark(tuple, rel))
+			delete_row(rel, &tuple->t_self);
 	}
 	systable_endscan_ordered(scan);
 	index_close(index, AccessShareLock);
 	UnregisterSnapshot(snapshot);
 	table_close(rel, RowExclusiveLock);
 	CommandCounterIncrement();
+}
+
+void
+tandem_spool_drop(Oid subid, Oid relid)
+{
+	delete_entries(subid, relid, true);
+}
+
+void
+tandem_spool_clear(Oid subid, Oid relid)
+{
+	delete_entries(subid, relid, false);
 }
 
 /*
@@ -218,6 +310,12 @@ tandem_spool_replay(Oid subid, Oid relid, const TandemWaveSnapshot *wave, int64 
 		uint64		xid;
 
 		CHECK_FOR_INTERRUPTS();
+		if (is_mark(tuple, rel))
+		{
+			/* of an earlier wave */
+			delete_row(rel, &tuple->t_self);
+			continue;
+		}
 		if (bytes >= max_bytes)
 		{
 			at_end = false;

@@ -32,8 +32,6 @@
 #include "common/compat.h"
 #include "subscription/waves.h"
 
-#define SPOOL_COUNT_LIMIT INT64CONST(1000000000000)
-
 PG_FUNCTION_INFO_V1(tandem_tables_status);
 PG_FUNCTION_INFO_V1(tandem_resync);
 
@@ -154,6 +152,7 @@ put_table(ReturnSetInfo *rsinfo, Oid subid, const char *name, SubscriptionRelSta
 {
 	TandemCopy	none = {.state = state->state == SUBREL_STATE_READY ? TANDEM_COPY_READY : TANDEM_COPY_WAITING};
 	TandemCopyProgress progress = {0};
+	TandemSpool spool = {0};
 	NameData	names[3];
 	const char *text = NULL;
 	Datum		v[18];
@@ -206,9 +205,13 @@ put_table(ReturnSetInfo *rsinfo, Oid subid, const char *name, SubscriptionRelSta
 	n[11] = copy->started == 0;
 	v[12] = TimestampTzGetDatum(copy->finished);
 	n[12] = copy->finished == 0;
-	v[13] = Int64GetDatum(copy->state == TANDEM_COPY_COPYING || copy->state == TANDEM_COPY_CATCHING_UP ?
-							  tandem_spool_bytes(subid, state->relid, SPOOL_COUNT_LIMIT) :
-							  0);
+	if (copy->state == TANDEM_COPY_COPYING || copy->state == TANDEM_COPY_CATCHING_UP)
+	{
+		tandem_spool_look(subid, state->relid, &spool);
+		if (spool.given_up == copy->wave)
+			copy->error = tandem_spool_given_up_error();
+	}
+	v[13] = Int64GetDatum(spool.bytes);
 	if (copy->error == NULL && copy->state != TANDEM_COPY_READY && trouble->error[0])
 	{
 		copy->error = pstrdup(trouble->error);

@@ -59,6 +59,7 @@ typedef struct TandemCopyProgress
 	pid_t		pid;			/* 0 = free */
 	Latch	   *latch;
 	Oid			relid;			/* InvalidOid = between two tables */
+	Oid			void_relid;		/* leader to worker: give this one up */
 	TimestampTz started;
 	int64		rows;
 	int64		bytes;
@@ -90,6 +91,8 @@ typedef struct TandemWaveShared
 	bool		verify_ok;
 	/* leader and copy workers to apply: tables may be finished */
 	uint32		finish_request;
+	/* apply to leader: look for spools that were given up */
+	uint32		given_up_request;
 
 	int64		wave;
 	XLogRecPtr	lsn;
@@ -223,11 +226,33 @@ extern void tandem_received_forget(const TandemWaveSnapshot *snapshot);
 
 /* ---- spool.c -------------------------------------------------------------- */
 
-extern void tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int64 seq,
-							   TransactionId xid, TimestampTz commit_time, StringInfo messages);
+/*
+ * Writes an entry of a table.  "total" are the bytes written before it, and with
+ * it is returned.
+ */
+extern int64 tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int64 seq,
+								TransactionId xid, TimestampTz commit_time, StringInfo messages,
+								int64 total);
 
-/* Bytes in a table's spool; stops counting above limit. */
-extern int64 tandem_spool_bytes(Oid subid, Oid relid, int64 limit);
+/* How large a table's spool is, in bytes as on disk; needs no time for it. */
+typedef struct TandemSpool
+{
+	int64		bytes;
+	int64		before;			/* written before the first entry that is there */
+	int64		total;			/* ... before the end of the last one */
+	int64		given_up;		/* the last wave it was given up in, 0 = none */
+} TandemSpool;
+
+extern void tandem_spool_look(Oid subid, Oid relid, TandemSpool *spool);
+
+/*
+ * Notes that the table's changes are no longer kept, in the transaction that has
+ * some: this wave's copy of the table is void.
+ */
+extern void tandem_spool_give_up(Oid subid, Oid relid, int64 wave);
+
+/* What is said of it; palloc'd. */
+extern char *tandem_spool_given_up_error(void);
 
 /*
  * Applies and deletes entries of a table's spool, oldest first, until about
@@ -237,7 +262,10 @@ extern int64 tandem_spool_bytes(Oid subid, Oid relid, int64 limit);
  */
 extern bool tandem_spool_replay(Oid subid, Oid relid, const TandemWaveSnapshot *snapshot,
 								int64 max_bytes, int64 *entries);
+
+/* Deletes all; clear leaves the note that it was given up. */
 extern void tandem_spool_drop(Oid subid, Oid relid);
+extern void tandem_spool_clear(Oid subid, Oid relid);
 
 /* ---- wave_tables.c -------------------------------------------------------- */
 

@@ -33,19 +33,36 @@ sub new
 
 # ---- Sessions that stay open ----------------------------------------------------
 
-# A session that has run these statements and waits.  end_session ends it.
-sub session
+# A session that runs these statements and then waits.  wait_session waits until
+# they have run, end_session ends it.
+sub start_session
 {
 	my ($class, $node, $sql, $database) = @_;
-	my %session = (in => '', out => '');
+	my %session = (in => '', out => '', sql => $sql);
 	local %ENV = $node->_get_env;
 
 	$session{run} = IPC::Run::start([ $node->installed_command('psql'), '-XAtq', '-d', $database // 'postgres' ],
 		'<', \$session{in}, '>', \$session{out}, '2>&1');
 	$session{in} .= "$sql;\n\\echo session-is-ready\n";
-	poll_for(sub { $session{run}->pump_nb; $session{out} =~ /^session-is-ready/m }, "a session to run \"$sql\"");
-	croak "in a session: $session{out}" if $session{out} =~ /ERROR/;
+	$session{run}->pump_nb;
 	return \%session;
+}
+
+sub wait_session
+{
+	my ($class, $session) = @_;
+	poll_for(sub { $session->{run}->pump_nb; $session->{out} =~ /^session-is-ready/m }, "a session to run \"$session->{sql}\"");
+	croak "in a session: $session->{out}" if $session->{out} =~ /ERROR/;
+	return;
+}
+
+# Both.
+sub session
+{
+	my ($class, @params) = @_;
+	my $session = $class->start_session(@params);
+	$class->wait_session($session);
+	return $session;
 }
 
 sub end_session
