@@ -162,9 +162,7 @@ handle_truncate(StringInfo message)
 	bool		restart_sequences;
 	List	   *relids = logicalrep_read_truncate(message, &cascade, &restart_sequences);
 
-	/* a table in use can't be truncated */
-	tandem_apply_finish();
-	tandem_modify_truncate(relids, restart_sequences);
+	tandem_apply_truncate(relids, NIL, restart_sequences);
 }
 
 void
@@ -199,6 +197,19 @@ tandem_apply_message(StringInfo message)
 					(errcode(ERRCODE_PROTOCOL_VIOLATION),
 					 errmsg("invalid logical replication message type \"%c\"", action)));
 	}
+	set_table(NULL);
+	tandem_apply_at.action = outer;
+}
+
+void
+tandem_apply_truncate(List *remoteids, List *elsewhere, bool restart_sequences)
+{
+	char		outer = tandem_apply_at.action;
+
+	tandem_apply_at.action = LOGICAL_REP_MSG_TRUNCATE;
+	/* a table in use can't be truncated */
+	tandem_apply_finish();
+	tandem_modify_truncate(remoteids, elsewhere, restart_sequences);
 	set_table(NULL);
 	tandem_apply_at.action = outer;
 }

@@ -56,6 +56,12 @@ extern void tandem_apply_begin_session(const Subscription *sub);
  */
 extern void tandem_apply_message(StringInfo message);
 
+/*
+ * A TRUNCATE of relations of the publisher; "elsewhere" are others of the same
+ * one, which are emptied by a copy, or by their spool, at another time.
+ */
+extern void tandem_apply_truncate(List *remoteids, List *elsewhere, bool restart_sequences);
+
 /* Writes inserts that are still in memory.  Needs the transaction they belong to. */
 extern void tandem_apply_flush(void);
 

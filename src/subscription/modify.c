@@ -15,17 +15,25 @@
  */
 #include "postgres.h"
 
+#include "access/heapam_xlog.h"
 #include "access/sysattr.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/tupconvert.h"
 #include "access/xact.h"
+#include "access/xloginsert.h"
 #include "catalog/catalog.h"
+#include "catalog/dependency.h"
+#include "catalog/heap.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
+#include "commands/sequence.h"
 #include "commands/tablecmds.h"
 #include "commands/trigger.h"
 #include "executor/executor.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
 #include "utils/acl.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -34,6 +42,7 @@
 #include "conflict/missing.h"
 #include "subscription/dispatch.h"
 #include "subscription/modify.h"
+#include "subscription/waves.h"
 
 /* ---- One change ------------------------------------------------------------------- */
 
@@ -269,14 +278,86 @@ tandem_modify_delete(TandemTarget *target, LogicalRepTupleData *old_row)
 /* ---- TRUNCATE -------------------------------------------------------------------------- */
 
 /*
+ * May these be truncated although tables outside refer to them, because those
+ * are emptied elsewhere?
+ */
+static bool
+referenced_elsewhere(List *relids, List *elsewhere)
+{
+	List	   *referencing;
+	List	   *excused = NIL;
+	ListCell   *lc;
+
+	if (elsewhere == NIL)
+		return false;
+	referencing = list_difference_oid(heap_truncate_find_FKs(relids), relids);
+	if (referencing == NIL)
+		return false;
+	foreach(lc, elsewhere)
+	{
+		LogicalRepRelation *remote = tandem_relation_find(lfirst_oid(lc))->remote;
+		Oid			relid = RangeVarGetRelid(makeRangeVar(remote->nspname, remote->relname, -1),
+											 NoLock, true);
+
+		if (OidIsValid(relid))
+			excused = list_concat_unique_oid(excused, find_all_inheritors(relid, NoLock, NULL));
+	}
+	return list_difference_oid(referencing, excused) == NIL;
+}
+
+/*
+ * TRUNCATE refuses a table that another one refers to.  That one's rows go as
+ * well, but not now; here no such row is checked (session_replication_role is
+ * "replica").  So the tables get new files.  TRUNCATE's triggers don't fire.
+ */
+static void
+empty_referenced(List *roots, List *logged, bool restart_sequences)
+{
+	ListCell   *lc;
+
+	foreach(lc, roots)
+	{
+		Relation	rel = lfirst(lc);
+
+		tandem_empty_relation(rel);
+		if (restart_sequences)
+		{
+			ListCell   *sequence;
+
+			foreach(sequence, getOwnedSequences(RelationGetRelid(rel)))
+				ResetSequence(lfirst_oid(sequence));
+		}
+	}
+	if (logged != NIL)
+	{
+		/* as TRUNCATE does, for those who subscribe to us */
+		xl_heap_truncate record;
+		Oid		   *relids = palloc(sizeof(Oid) * list_length(logged));
+		int			n = 0;
+
+		foreach(lc, logged)
+			relids[n++] = lfirst_oid(lc);
+		record.dbId = MyDatabaseId;
+		record.nrelids = n;
+		record.flags = restart_sequences ? XLH_TRUNCATE_RESTART_SEQS : 0;
+		XLogBeginInsert();
+		XLogRegisterData((char *) &record, SizeOfHeapTruncate);
+		XLogRegisterData((char *) relids, n * sizeof(Oid));
+		XLogSetRecordFlags(XLOG_INCLUDE_ORIGIN);
+		(void) XLogInsert(RM_HEAP_ID, XLOG_HEAP_TRUNCATE);
+	}
+}
+
+/*
  * CASCADE isn't followed: the publisher names all the tables that it emptied,
  * and what refers to them only here isn't its to empty.
  */
 void
-tandem_modify_truncate(List *remoteids, bool restart_sequences)
+tandem_modify_truncate(List *remoteids, List *elsewhere, bool restart_sequences)
 {
 	List	   *opened = NIL;
 	List	   *partitions = NIL;
+	List	   *roots = NIL;
 	List	   *rels = NIL;
 	List	   *relids = NIL;
 	List	   *logged = NIL;
@@ -294,6 +375,7 @@ tandem_modify_truncate(List *remoteids, bool restart_sequences)
 			continue;
 		tandem_table_check(relation->rel, ACL_TRUNCATE);
 		rels = lappend(rels, relation->rel);
+		roots = lappend(roots, relation->rel);
 		relids = lappend_oid(relids, relation->localoid);
 		if (RelationIsLogicallyLogged(relation->rel))
 			logged = lappend_oid(logged, relation->localoid);
@@ -322,7 +404,14 @@ tandem_modify_truncate(List *remoteids, bool restart_sequences)
 		}
 	}
 
-	if (rels != NIL)
+	if (referenced_elsewhere(relids, elsewhere))
+	{
+		foreach(lc, partitions)
+			table_close(lfirst(lc), NoLock);
+		partitions = NIL;
+		empty_referenced(roots, logged, restart_sequences);
+	}
+	else if (rels != NIL)
 		TANDEM_TRUNCATE(rels, relids, logged, restart_sequences);
 
 	foreach(lc, opened)

@@ -20,7 +20,11 @@ extern void tandem_modify_insert(TandemTarget *target, LogicalRepTupleData *row,
 extern void tandem_modify_update(TandemTarget *target, LogicalRepTupleData *old, LogicalRepTupleData *row);
 extern void tandem_modify_delete(TandemTarget *target, LogicalRepTupleData *old);
 
-/* Truncates tables of the publisher, none of which is open. */
-extern void tandem_modify_truncate(List *remoteids, bool restart_sequences);
+/*
+ * Truncates tables of the publisher, none of which is open.  elsewhere: others of
+ * the same TRUNCATE, whose references don't count, since they are emptied at
+ * another time.
+ */
+extern void tandem_modify_truncate(List *remoteids, List *elsewhere, bool restart_sequences);
 
 #endif							/* TANDEM_MODIFY_H */

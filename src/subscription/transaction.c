@@ -74,34 +74,21 @@ tandem_transaction_begin(TransactionId xid, XLogRecPtr finish_lsn, TimestampTz t
 
 /* ---- Changes ------------------------------------------------------------------------ */
 
-/* A TRUNCATE of some of the tables in a message. */
-static void
-append_truncate(StringInfo message, List *relids, char flags)
-{
-	ListCell   *lc;
-
-	pq_sendbyte(message, LOGICAL_REP_MSG_TRUNCATE);
-	pq_sendint32(message, list_length(relids));
-	pq_sendbyte(message, flags);
-	foreach(lc, relids)
-		pq_sendint32(message, lfirst_oid(lc));
-}
-
 /* Each table of a TRUNCATE may go another way. */
 static void
 route_truncate(StringInfo message)
 {
+	StringInfoData body = *message;
 	List	   *here = NIL;
-	int			count;
-	char		flags;
+	List	   *elsewhere = NIL;
+	bool		cascade;
+	bool		restart_sequences;
+	ListCell   *lc;
 
-	pq_getmsgbyte(message);
-	count = pq_getmsgint(message, 4);
-	flags = pq_getmsgbyte(message);
-	for (int i = 0; i < count; i++)
+	(void) pq_getmsgbyte(&body);
+	foreach(lc, logicalrep_read_truncate(&body, &cascade, &restart_sequences))
 	{
-		LogicalRepRelId relid = pq_getmsgint(message, 4);
-		StringInfoData one;
+		LogicalRepRelId relid = lfirst_oid(lc);
 
 		switch (tandem_route(tandem_relation_find(relid)->remote))
 		{
@@ -110,22 +97,16 @@ route_truncate(StringInfo message)
 				break;
 			case TANDEM_ROUTE_SPOOL:
 				tandem_apply_flush();
-				initStringInfo(&one);
-				append_truncate(&one, list_make1_oid(relid), flags);
-				tandem_route_spool(relid, &one);
+				tandem_route_spool(relid, message); /* takes its own part */
+				elsewhere = lappend_oid(elsewhere, relid);
 				break;
 			case TANDEM_ROUTE_IGNORE:
+				elsewhere = lappend_oid(elsewhere, relid);
 				break;
 		}
 	}
 	if (here != NIL)
-	{
-		StringInfoData rest;
-
-		initStringInfo(&rest);
-		append_truncate(&rest, here, flags);
-		tandem_apply_message(&rest);
-	}
+		tandem_apply_truncate(here, elsewhere, restart_sequences);
 }
 
 void
