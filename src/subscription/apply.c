@@ -440,13 +440,7 @@ tandem_apply_main(Datum index)
 	tandem_subscription_attach(DatumGetInt32(index), true);
 	load_file("libpqwalreceiver", false);
 
-	SetConfigOption("session_replication_role", "replica", PGC_SUSET, PGC_S_OVERRIDE);
-	BackgroundWorkerInitializeConnectionByOid(tandem_my_subscription->dbid,
-											  tandem_my_subscription->owner, 0);
-	/* nobody's functions are found but those of the server */
-	SetConfigOption("search_path", "", PGC_SUSET, PGC_S_OVERRIDE);
-	/* each change sees what has been committed */
-	SetConfigOption("default_transaction_isolation", "read committed", PGC_SUSET, PGC_S_OVERRIDE);
+	tandem_subscription_connect();
 
 	tandem_apply.message_context = AllocSetContextCreate(TopMemoryContext, "tandem apply message",
 														 ALLOCSET_DEFAULT_SIZES);

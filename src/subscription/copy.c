@@ -461,10 +461,7 @@ tandem_copy_main(Datum index)
 	progress = &shared->workers[number];
 	before_shmem_exit(release_progress, 0);
 
-	BackgroundWorkerInitializeConnectionByOid(tandem_my_subscription->dbid,
-											  tandem_my_subscription->owner, 0);
-	SetConfigOption("session_replication_role", "replica", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("search_path", "", PGC_SUSET, PGC_S_OVERRIDE);
+	tandem_subscription_connect();
 	SetConfigOption("lock_timeout", LOCK_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
 
 	context = AllocSetContextCreate(TopMemoryContext, "tandem copy", ALLOCSET_DEFAULT_SIZES);

@@ -340,10 +340,7 @@ tandem_leader_main(Datum index)
 		proc_exit(0);
 	before_shmem_exit(leader_exit, 0);
 
-	BackgroundWorkerInitializeConnectionByOid(tandem_my_subscription->dbid,
-											  tandem_my_subscription->owner, 0);
-	SetConfigOption("session_replication_role", "replica", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("search_path", "", PGC_SUSET, PGC_S_OVERRIDE);
+	tandem_subscription_connect();
 	SetConfigOption("lock_timeout", "2s", PGC_SUSET, PGC_S_OVERRIDE);
 	tandem_leader.context = AllocSetContextCreate(TopMemoryContext, "tandem wave", ALLOCSET_DEFAULT_SIZES);
 

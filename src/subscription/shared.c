@@ -31,8 +31,10 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "postmaster/bgworker.h"
 #include "storage/ipc.h"
 #include "storage/shmem.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -322,6 +324,19 @@ tandem_subscription_set_state(TandemSubscriptionState state, const char *reason)
 	slot->state = state;
 	strlcpy(slot->reason, reason ? reason : "", sizeof(slot->reason));
 	SpinLockRelease(&slot->mutex);
+}
+
+void
+tandem_subscription_connect(void)
+{
+	BackgroundWorkerInitializeConnectionByOid(tandem_my_subscription->dbid,
+											  tandem_my_subscription->owner, 0);
+	SetConfigOption("session_replication_role", "replica", PGC_SUSET, PGC_S_OVERRIDE);
+	/* nobody's functions are found but those of the server */
+	SetConfigOption("search_path", "", PGC_SUSET, PGC_S_OVERRIDE);
+	/* each change sees what has been committed, and is one */
+	SetConfigOption("default_transaction_isolation", "read committed", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("default_transaction_read_only", "off", PGC_SUSET, PGC_S_OVERRIDE);
 }
 
 bool

@@ -230,6 +230,12 @@ extern const char *tandem_subscription_state_name(TandemSubscriptionState state)
  */
 extern void tandem_subscription_attach(int index, bool apply);
 
+/*
+ * Connects a worker to the subscription's database as its owner, with settings
+ * that no default of that role or database may change.
+ */
+extern void tandem_subscription_connect(void);
+
 /* For the apply worker: sets the state; reason may be NULL. */
 extern void tandem_subscription_set_state(TandemSubscriptionState state, const char *reason);
 
