@@ -412,7 +412,7 @@ tandem_publisher_connect(const Subscription *sub, const char *purpose)
 	 * Nothing of ours may wait for long or stay for ever there.  What is idle
 	 * in a transaction builds indexes here.
 	 */
-	tandem_publisher_exec(conn, "SET lock_timeout = '10s'");
+	tandem_publisher_exec(conn, "SET lock_timeout = '2s'");
 	tandem_publisher_exec(conn, "SET statement_timeout = 0");
 	tandem_publisher_exec(conn, "SET idle_in_transaction_session_timeout = '4h'");
 	tandem_publisher_exec(conn, "SET idle_session_timeout = '1d'");

@@ -11,6 +11,11 @@
  * The size is read before the file's number: no blocks now, and then still the
  * snapshot's file, means that this file was the one without blocks.
  *
+ * One table that is locked there must not keep the others waiting.  So nothing
+ * is called that locks a table (sizes, partition trees) of one that somebody has
+ * locked ACCESS EXCLUSIVE or is about to; it is left for a later wave.  A lock
+ * taken in between is waited for until lock_timeout, and seen the next time.
+ *
  * What doesn't fit here is said by structure.c.
  *
  * Called by wave.c.
@@ -39,6 +44,7 @@ enum
 	COL_N = 1,
 	COL_OID,
 	COL_KIND,
+	COL_LOCKED,
 	COL_SAME_FILE,
 	COL_EMPTY,
 	COL_COLUMNS,
@@ -51,13 +57,39 @@ enum
 	NUM_COLS = COL_BYTES
 };
 
-static const Oid column_types[NUM_COLS] = {INT4OID, OIDOID, CHAROID, BOOLOID, BOOLOID,
+static const Oid column_types[NUM_COLS] = {INT4OID, OIDOID, CHAROID, BOOLOID, BOOLOID, BOOLOID,
 										   TEXTARRAYOID, OIDARRAYOID, TEXTARRAYOID, TEXTARRAYOID, INT8OID, INT8OID, INT8OID};
 
 /*
- * The tables that a subscription's publications have: relid, lists (number of
- * different column lists), list (attribute numbers, NULL = all columns), filters
- * (NULL = all rows).  Before 15 a publication had neither lists nor filters.
+ * Tables that another session has locked, or waits to lock, so that asking for
+ * their size would wait; also those with such a partition or TOAST table.
+ */
+#define LOCKED_TABLES \
+	"l AS MATERIALIZED (SELECT DISTINCT k.relation AS relid FROM pg_catalog.pg_locks k" \
+	" WHERE k.locktype = 'relation' AND k.mode = 'AccessExclusiveLock' AND k.pid <> pg_catalog.pg_backend_pid()" \
+	" AND k.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))," \
+	" locked AS MATERIALIZED (SELECT l.relid FROM l" \
+	" UNION SELECT a.relid FROM l JOIN pg_catalog.pg_class c ON c.oid = l.relid AND c.relispartition," \
+	" LATERAL pg_catalog.pg_partition_ancestors(l.relid) a" \
+	" UNION SELECT c.oid FROM l JOIN pg_catalog.pg_class c ON c.reltoastrelid = l.relid)"
+
+/* Is relation "oid" of namespace "namespace" named by publication b, itself or with its schema? */
+#define NAMED(oid, namespace) \
+	"(EXISTS (SELECT 1 FROM pg_catalog.pg_publication_rel x WHERE x.prrelid = " oid " AND x.prpubid = b.oid)" \
+	" OR EXISTS (SELECT 1 FROM pg_catalog.pg_publication_namespace x WHERE x.pnnspid = " namespace " AND x.pnpubid = b.oid))"
+
+#define ANCESTOR_NAMED \
+	"EXISTS (SELECT 1 FROM pg_catalog.pg_partition_ancestors(c.oid) a JOIN pg_catalog.pg_class ac ON ac.oid = a.relid" \
+	" WHERE a.relid <> c.oid AND " NAMED("ac.oid", "ac.relnamespace") ")"
+
+/*
+ * The tables for which some publication of the subscription has a column list or
+ * a row filter: relid, lists (number of different column lists), list (attribute
+ * numbers, NULL = all columns), filters (NULL = all rows).  What a table is given
+ * in one publication is void if another one has the table without.
+ *
+ * Reads the catalogs as pg_get_publication_tables() does, which locks all tables
+ * of a publication from 16 on.  Before 15 there were neither lists nor filters.
  */
 static void
 append_published(StringInfo query, const Subscription *sub, int version)
@@ -65,30 +97,38 @@ append_published(StringInfo query, const Subscription *sub, int version)
 	StringInfoData names;
 	ListCell   *lc;
 
+	if (version < TANDEM_COLUMN_LISTS_SINCE)
+	{
+		appendStringInfoString(query, "SELECT 0::oid AS relid, 1::int8 AS lists, NULL::text AS list, NULL::text[] AS filters WHERE false");
+		return;
+	}
 	initStringInfo(&names);
 	foreach(lc, sub->publications)
 		appendStringInfo(&names, "%s%s", names.len ? ", " : "", quote_literal_cstr(strVal(lfirst(lc))));
-	if (version < TANDEM_COLUMN_LISTS_SINCE)
-		appendStringInfo(query,
-						 "SELECT DISTINCT t.relid, 1::int8 AS lists, NULL::text AS list, NULL::text[] AS filters"
-						 " FROM pg_catalog.pg_publication p,"
-						 " LATERAL pg_catalog.pg_get_publication_tables(p.pubname) t (relid)"
-						 " WHERE p.pubname IN (%s)",
-						 names.data);
-	else
-		appendStringInfo(query,
-						 "SELECT g.relid,"
-						 " count(DISTINCT coalesce(g.list, '*')) AS lists, min(g.list) AS list,"
-						 " CASE WHEN bool_or(g.qual IS NULL) THEN NULL"
-						 " ELSE array_agg(DISTINCT g.qual) END AS filters"
-						 " FROM (SELECT t.relid, pg_catalog.pg_get_expr(t.qual, t.relid) AS qual,"
-						 " CASE WHEN pg_catalog.array_length(t.attrs, 1) = c.relnatts THEN NULL"
-						 " ELSE t.attrs::text END AS list"
-						 " FROM pg_catalog.pg_publication p,"
-						 " LATERAL pg_catalog.pg_get_publication_tables(p.pubname) t,"
-						 " pg_catalog.pg_class c"
-						 " WHERE c.oid = t.relid AND p.pubname IN (%s)) g GROUP BY g.relid",
-						 names.data);
+	appendStringInfo(query,
+					 "SELECT g.relid,"
+					 " count(DISTINCT coalesce(g.list, '*')) AS lists, min(g.list) AS list,"
+					 " CASE WHEN bool_or(g.qual IS NULL) THEN NULL"
+					 " ELSE array_agg(DISTINCT g.qual) END AS filters"
+					 " FROM (SELECT c.oid AS relid, pg_catalog.pg_get_expr(r.prqual, r.prrelid) AS qual,"
+					 " CASE WHEN pg_catalog.array_length(r.prattrs, 1) = c.relnatts THEN NULL"
+					 " ELSE r.prattrs::text END AS list"
+					 " FROM (SELECT DISTINCT s.prrelid FROM pg_catalog.pg_publication_rel s"
+					 " JOIN pg_catalog.pg_publication b ON b.oid = s.prpubid"
+					 " WHERE b.pubname IN (%s) AND (s.prqual IS NOT NULL OR s.prattrs IS NOT NULL)) s"
+					 " JOIN pg_catalog.pg_class c ON c.oid = s.prrelid"
+					 " CROSS JOIN pg_catalog.pg_publication b"
+					 " LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = c.oid"
+					 " AND NOT b.puballtables AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_publication_namespace x"
+					 " WHERE x.pnpubid = b.oid AND x.pnnspid = c.relnamespace)"
+					 " WHERE b.pubname IN (%s) AND c.oid NOT IN (SELECT locked.relid FROM locked)"
+					 " AND CASE WHEN b.pubviaroot AND b.puballtables THEN NOT c.relispartition"
+					 " WHEN b.puballtables THEN c.relkind = 'r'"
+					 " WHEN b.pubviaroot THEN " NAMED("c.oid", "c.relnamespace")
+					 " AND NOT (c.relispartition AND " ANCESTOR_NAMED ")"
+					 " ELSE c.relkind = 'r' AND (" NAMED("c.oid", "c.relnamespace")
+					 " OR (c.relispartition AND " ANCESTOR_NAMED ")) END) g GROUP BY g.relid",
+					 names.data, names.data);
 	pfree(names.data);
 }
 
@@ -109,21 +149,23 @@ append_query(StringInfo query, const Subscription *sub, List *copies, int versio
 	ListCell   *lc;
 	int			n = 0;
 
-	appendStringInfoString(query, "WITH p AS (");
+	appendStringInfoString(query, "WITH " LOCKED_TABLES ", p AS (");
 	append_published(query, sub, version);
-	appendStringInfoString(query, ") SELECT w.n, c.oid, c.relkind,"
-								  " CASE WHEN c.relkind = 'r' THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)"
+	appendStringInfoString(query, ") SELECT w.n, c.oid, c.relkind, k.relid IS NOT NULL,"
+								  " CASE WHEN k.relid IS NOT NULL THEN NULL"
+								  " WHEN c.relkind = 'r' THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)"
 								  " ELSE coalesce((SELECT bool_and(l.relfilenode = pg_catalog.pg_relation_filenode(l.oid))"
 								  " FROM pg_catalog.pg_partition_tree(c.oid) t JOIN pg_catalog.pg_class l ON l.oid = t.relid"
 								  " WHERE l.relkind = 'r'), true) END,"
-								  " CASE WHEN c.relkind = 'r' AND pg_catalog.pg_relation_size(c.oid) = 0"
+								  " CASE WHEN k.relid IS NOT NULL THEN NULL"
+								  " WHEN c.relkind = 'r' AND pg_catalog.pg_relation_size(c.oid) = 0"
 								  " THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) ELSE false END,");
 	append_columns(query, "a.attname::text");
 	append_columns(query, "a.atttypid");
 	append_columns(query, "pg_catalog.format_type(a.atttypid, a.atttypmod)");
 	appendStringInfoString(query,
 								  " p.filters, coalesce(p.lists, 0)::int8, greatest(c.reltuples, 0)::int8,"
-								  " CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_relation_size(c.oid)"
+								  " CASE WHEN k.relid IS NOT NULL THEN 0 WHEN c.relkind = 'r' THEN pg_catalog.pg_relation_size(c.oid)"
 								  " + CASE WHEN c.reltoastrelid = 0 THEN 0 ELSE coalesce(pg_catalog.pg_relation_size(c.reltoastrelid), 0) END"
 								  " ELSE coalesce((SELECT sum(pg_catalog.pg_table_size(t.relid)) FROM pg_catalog.pg_partition_tree(c.oid) t"
 								  " WHERE t.isleaf), 0) END::int8"
@@ -144,6 +186,7 @@ append_query(StringInfo query, const Subscription *sub, List *copies, int versio
 								  " JOIN pg_catalog.pg_namespace s ON s.nspname = w.nspname"
 								  " JOIN pg_catalog.pg_class c ON c.relnamespace = s.oid AND c.relname = w.relname"
 								  " LEFT JOIN p ON p.relid = c.oid"
+								  " LEFT JOIN locked k ON k.relid = c.oid"
 								  " WHERE c.relkind IN ('r', 'p')");
 }
 
@@ -234,6 +277,12 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 		n = DatumGetInt32(v[COL_N]);
 		copy = list_nth(copies, n);
 		seen[n] = true;
+		if (DatumGetBool(v[COL_LOCKED]))
+		{
+			copy->error = pstrdup("the publisher's table is locked ACCESS EXCLUSIVE");
+			copy->hint = pstrdup("It is copied when that lock is released there.");
+			continue;
+		}
 		kind = DatumGetChar(v[COL_KIND]);
 		columns = isnull[COL_COLUMNS] ? NULL : DatumGetArrayTypeP(v[COL_COLUMNS]);
 		filters = isnull[COL_FILTERS] ? NULL : DatumGetArrayTypeP(v[COL_FILTERS]);
