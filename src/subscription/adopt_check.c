@@ -167,6 +167,11 @@ warn(const Subscription *sub, const Answer *answer)
 				 errmsg("the publisher of subscription \"%s\" has no publication %s", sub->name, answer->missing),
 				 errhint("Create what is missing there with CREATE PUBLICATION, or change the list with ALTER SUBSCRIPTION %s SET PUBLICATION.",
 						 quote_identifier(sub->name))));
+	if (TANDEM_SUBSCRIPTION_RELATIONS(sub->oid) == NIL)
+		ereport(WARNING,
+				(errmsg("subscription \"%s\" knows no table", sub->name),
+				 errhint("As after restoring a dump: run ALTER SUBSCRIPTION %s REFRESH PUBLICATION; tables that it is to copy have to be empty.",
+						 quote_identifier(sub->name))));
 	if (answer->active_pid)
 		ereport(WARNING,
 				(errcode(ERRCODE_OBJECT_IN_USE),
