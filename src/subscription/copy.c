@@ -157,9 +157,7 @@ begin_remote_copy(const TandemCopy *copy)
 
 	res = walrcv_exec(publisher, copy->query, 0, NULL);
 	if (res->status != WALRCV_OK_COPY_OUT)
-		ereport(ERROR,
-				(errcode(res->sqlstate ? res->sqlstate : ERRCODE_CONNECTION_FAILURE),
-				 errmsg("the publisher answered: %s", res->err ? res->err : "no data")));
+		tandem_publisher_raise(res);
 	walrcv_clear_result(res);
 	reading = true;
 }

@@ -21,6 +21,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "miscadmin.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
@@ -221,6 +222,9 @@ tandem_drain(void)
 	{
 		TandemCopy *copy = lfirst(lc);
 
+		CHECK_FOR_INTERRUPTS();
+		if (tandem_subscription_stopping())
+			break;				/* the caller sees to it */
 		if (copy->state == TANDEM_COPY_CATCHING_UP && drain_table(copy->relid))
 			done = true;
 	}

@@ -7,8 +7,9 @@
  * finished.  wave.c runs a wave, drain.c applies spools.
  *
  * A leader that ends leaves rows that say COPYING, but no copied row: those
- * come with the row that says CATCHING_UP.  The next leader waits until the copy
- * workers have ended, who look at leader_pid, and copies those tables again.
+ * come with the row that says CATCHING_UP.  It terminates its copy workers,
+ * whatever they are waiting for; the next leader waits until they have ended,
+ * and copies those tables again.
  *
  * Started by the apply worker (tandem_leader_consider).
  *
@@ -16,6 +17,8 @@
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
+
+#include <signal.h>
 
 #include "access/xact.h"
 #include "catalog/pg_subscription_rel.h"
@@ -170,8 +173,13 @@ static List *
 plan(bool *catching_up, TimestampTz *next, int64 *last_wave)
 {
 	Oid			subid = tandem_my_subscription->subid;
-	List	   *relations = TANDEM_SUBSCRIPTION_RELATIONS(subid);
+
+	/*
+	 * In this order: the apply worker finishes tables meanwhile, and the other
+	 * way round one would be READY, and 'i' as if it had been added again.
+	 */
 	List	   *copies = tandem_copies_list(subid, 0);
+	List	   *relations = TANDEM_SUBSCRIPTION_RELATIONS(subid);
 	int			ncopies = list_length(copies);
 	TandemCopy **sorted = palloc(sizeof(TandemCopy *) * (ncopies + 1));
 	bool	   *used = palloc0(sizeof(bool) * (ncopies + 1));
@@ -248,6 +256,7 @@ static void
 leader_exit(int code, Datum arg)
 {
 	TandemWaveShared *shared = tandem_my_wave();
+	pid_t		workers[TANDEM_MAX_SYNC_WORKERS];
 
 	SpinLockAcquire(&shared->mutex);
 	shared->leader_pid = 0;
@@ -262,11 +271,15 @@ leader_exit(int code, Datum arg)
 		shared->leader_retry = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), shared->leader_backoff);
 	}
 	for (int i = 0; i < TANDEM_MAX_SYNC_WORKERS; i++)
-	{
-		if (shared->workers[i].latch)
-			SetLatch(shared->workers[i].latch);
-	}
+		workers[i] = shared->workers[i].pid;
 	SpinLockRelease(&shared->mutex);
+
+	/* in the middle of a large table, of an index, or waiting for a lock */
+	for (int i = 0; i < TANDEM_MAX_SYNC_WORKERS; i++)
+	{
+		if (workers[i] != 0)
+			kill(workers[i], SIGTERM);
+	}
 }
 
 /* Waves until there is nothing left to do. */

@@ -25,6 +25,7 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
@@ -297,6 +298,9 @@ tandem_resync(PG_FUNCTION_ARGS)
 	/* one that is being copied or has failed is copied by itself, now */
 	(void) tandem_copy_lock(subid, relid, false);
 	copy = tandem_copies_get(subid, relid);
+	/* it may have been finished meanwhile */
+	AcceptInvalidationMessages();
+	state = GetSubscriptionRelState(subid, relid, &lsn);
 	if (copy == NULL)
 	{
 		copy = palloc0(sizeof(TandemCopy));

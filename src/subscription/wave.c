@@ -38,7 +38,7 @@
 #include "subscription/leader.h"
 
 #define WAVE_BYTES INT64CONST(500000000000)	/* estimated; so that no snapshot lives too long */
-#define PING 10000				/* ms: the publisher's session that holds the snapshot lives */
+#define PING 1000				/* ms: does the publisher's session that holds the snapshot live? */
 
 /* ---- Questions to the apply worker ----------------------------------------------- */
 

@@ -428,11 +428,20 @@ tandem_publisher_version(WalReceiverConn *conn)
 	return tandem_debug_publisher_version ? tandem_debug_publisher_version : walrcv_server_version(conn);
 }
 
-static void
-raise_publisher_error(WalRcvExecResult *res)
+/* An end of the session or its statement that nobody here has asked for is a lost connection. */
+static int
+publisher_sqlstate(int sqlstate)
+{
+	if (sqlstate == 0 || ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_OPERATOR_INTERVENTION)
+		return ERRCODE_CONNECTION_FAILURE;
+	return sqlstate;
+}
+
+void
+tandem_publisher_raise(const WalRcvExecResult *res)
 {
 	ereport(ERROR,
-			(errcode(res->sqlstate ? res->sqlstate : ERRCODE_CONNECTION_FAILURE),
+			(errcode(publisher_sqlstate(res->sqlstate)),
 			 errmsg("the publisher answered: %s", res->err ? res->err : "unexpected result")));
 }
 
@@ -442,7 +451,7 @@ tandem_publisher_exec(WalReceiverConn *conn, const char *command)
 	WalRcvExecResult *res = walrcv_exec(conn, command, 0, NULL);
 
 	if (res->status != WALRCV_OK_COMMAND)
-		raise_publisher_error(res);
+		tandem_publisher_raise(res);
 	walrcv_clear_result(res);
 }
 
@@ -461,7 +470,7 @@ tandem_publisher_query(WalReceiverConn *conn, const char *query, int ncolumns, c
 	}
 	res = walrcv_exec(conn, query, ncolumns, types);
 	if (res->status != WALRCV_OK_TUPLES)
-		raise_publisher_error(res);
+		tandem_publisher_raise(res);
 	if (started)
 	{
 		CommitTransactionCommand();

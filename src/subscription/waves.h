@@ -288,6 +288,13 @@ extern int	tandem_publisher_version(WalReceiverConn *conn);
 
 #define TANDEM_COLUMN_LISTS_SINCE 150000	/* and row filters */
 
+/*
+ * Raises what the publisher answered instead of what was expected.  If it ended
+ * our session or statement, that is a failure of the connection, and not a
+ * request to this process.
+ */
+extern void tandem_publisher_raise(const WalRcvExecResult *res) pg_attribute_noreturn();
+
 /* A command without result / with rows; an error is raised with the publisher's message. */
 extern void tandem_publisher_exec(WalReceiverConn *conn, const char *command);
 extern WalRcvExecResult *tandem_publisher_query(WalReceiverConn *conn, const char *query,
