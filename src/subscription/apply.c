@@ -141,7 +141,8 @@ take_origin(void)
 	return position;
 }
 
-static void
+/* Returns the publisher's timeline. */
+static TimeLineID
 connect_to_publisher(void)
 {
 	TimeLineID	timeline;
@@ -154,11 +155,12 @@ connect_to_publisher(void)
 				(errcode(ERRCODE_CONNECTION_FAILURE),
 				 errmsg("could not connect to the publisher: %s", error)));
 	(void) walrcv_identify_system(publisher, &timeline);
+	return timeline;
 }
 
 /* Starts replication; two_phase becomes effective here. */
 static void
-start_streaming(XLogRecPtr position)
+start_streaming(XLogRecPtr position, TimeLineID timeline)
 {
 	Subscription *sub = tandem_apply.sub;
 	WalRcvStreamOptions options;
@@ -172,7 +174,7 @@ start_streaming(XLogRecPtr position)
 		CommitTransactionCommand();
 	}
 
-	tandem_route_start(publisher);
+	tandem_route_start(publisher, timeline);
 	memset(&options, 0, sizeof(options));
 	options.logical = true;
 	options.startpoint = position;
@@ -415,8 +417,7 @@ apply(void)
 	SetConfigOption("synchronous_commit", tandem_apply.sub->synccommit, PGC_BACKEND, PGC_S_OVERRIDE);
 
 	position = take_origin();
-	connect_to_publisher();
-	start_streaming(position);
+	start_streaming(position, connect_to_publisher());
 
 	ereport(LOG,
 			(errmsg("tandem apply worker for subscription \"%s\" has started", tandem_apply.sub->name)));

@@ -19,7 +19,8 @@
  *	 - answers the leader (see wave_snapshot.c for what it asks)
  *	 - finishes tables: when the stream has passed the copy's L and little is
  *	   left in the spool, applies the rest and writes 'r', last before the
- *	   commit.  An error there stays with the table.
+ *	   commit.  An error there stays with the table.  After a failover of the
+ *	   publisher it sends those back that were copied from a history it has lost.
  *	 - starts the leader when there are tables to copy
  *
  * Called by apply.c.
@@ -108,7 +109,6 @@ static TimestampTz next_leader = 0;
 static XLogRecPtr stream_lsn = InvalidXLogRecPtr;
 static XLogRecPtr wanted_lsn = InvalidXLogRecPtr;	/* lowest that lets a table be finished */
 static bool ask_position = false;
-static uint32 publisher_timeline = 0;
 
 static void
 invalidate_known(Datum arg, int cacheid, uint32 hash)
@@ -192,34 +192,10 @@ load_gates(void)
 
 /* ---- The stream's start ----------------------------------------------------- */
 
-/*
- * Tables copied from another timeline may have rows that it has lost: they are
- * copied again.
- */
-static void
-check_timeline(void)
-{
-	Oid			subid = tandem_my_subscription->subid;
-	ListCell   *lc;
-
-	foreach(lc, tandem_copies_list(subid, 0))
-	{
-		TandemCopy *copy = lfirst(lc);
-		TandemWaveSnapshot *snapshot;
-
-		if (copy->state != TANDEM_COPY_CATCHING_UP && copy->state != TANDEM_COPY_COPYING)
-			continue;
-		snapshot = tandem_snapshot_load(subid, copy->wave);
-		if (snapshot ? snapshot->timeline == publisher_timeline : copy->state == TANDEM_COPY_COPYING)
-			continue;
-		tandem_copy_failed(copy, "the publisher has failed over since it was copied");
-	}
-}
-
 void
-tandem_route_start(WalReceiverConn *publisher)
+tandem_route_start(WalReceiverConn *publisher, uint32 timeline)
 {
-	Oid			types[] = {TEXTOID, TEXTOID};
+	Oid			types[] = {TEXTOID};
 	WalRcvExecResult *res;
 	uint64		horizon = 0;
 
@@ -232,24 +208,14 @@ tandem_route_start(WalReceiverConn *publisher)
 	 * All that earlier sessions have received is below an id assigned now.  A
 	 * publisher that assigns none (in recovery) can't be copied from.
 	 */
-	res = walrcv_exec(publisher,
-					  "SELECT pg_catalog.pg_current_xact_id()::text,"
-					  " pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn())",
-					  lengthof(types), types);
+	res = walrcv_exec(publisher, "SELECT pg_catalog.pg_current_xact_id()::text", lengthof(types), types);
 	if (res->status == WALRCV_OK_TUPLES)
 	{
 		TupleTableSlot *slot = MakeSingleTupleTableSlot(res->tupledesc, &TTSOpsMinimalTuple);
 		bool		isnull;
 
 		if (tuplestore_gettupleslot(res->tuplestore, true, false, slot))
-		{
-			char	   *file;
-
 			horizon = strtou64(TextDatumGetCString(slot_getattr(slot, 1, &isnull)), NULL, 10);
-			file = TextDatumGetCString(slot_getattr(slot, 2, &isnull));
-			file[8] = '\0';
-			publisher_timeline = strtoul(file, NULL, 16);
-		}
 		ExecDropSingleTupleTableSlot(slot);
 	}
 	else
@@ -258,9 +224,7 @@ tandem_route_start(WalReceiverConn *publisher)
 						NameStr(tandem_my_subscription->name), res->err)));
 	walrcv_clear_result(res);
 	tandem_received_reset(horizon);
-
-	if (horizon != 0)
-		check_timeline();
+	tandem_history_read(publisher, timeline);
 	load_gates();
 	CommitTransactionCommand();
 	gave_up = true;				/* it may not have been told before */
@@ -513,7 +477,7 @@ answer_leader(TandemWaveShared *shared)
 		bool		ok;
 
 		/* the leader may still be connected to the primary that was before */
-		ok = snapshot != NULL && snapshot->timeline == publisher_timeline &&
+		ok = snapshot != NULL && tandem_history_has(snapshot) &&
 			tandem_received_visible(snapshot);
 
 		if (ok)
@@ -569,6 +533,14 @@ finish_table(Oid relid, TandemWaveSnapshot *snapshot, int64 wave)
 	copy = tandem_copies_get(subid, relid);
 	if (copy == NULL || copy->state != TANDEM_COPY_CATCHING_UP || copy->wave != wave)
 		return false;
+	if (snapshot == NULL || !tandem_history_has(snapshot))
+	{
+		ereport(LOG,
+				(errmsg("table \"%s\" of subscription \"%s\" will be copied again: the publisher has failed over, to a server without all that was copied",
+						get_rel_name(relid), NameStr(tandem_my_subscription->name))));
+		tandem_copy_failed(copy, "the publisher has failed over, to a server without all that was copied");
+		return true;
+	}
 	tandem_spool_look(subid, relid, &spool);
 	if (spool.bytes > FINISH_BYTES || spool.given_up == wave)
 		return false;
@@ -661,15 +633,14 @@ finish_tables(void)
 			if (snapshot)
 				replorigin_session_origin_timestamp = snapshot->taken;
 		}
-		if (snapshot && stream_lsn < snapshot->lsn)
+		if (snapshot && tandem_history_has(snapshot) && stream_lsn < snapshot->lsn)
 		{
 			if (wanted_lsn == InvalidXLogRecPtr || snapshot->lsn < wanted_lsn)
 				wanted_lsn = snapshot->lsn;
 			left = ask_position = true;
 			continue;
 		}
-		if (snapshot == NULL || GetCurrentTimestamp() >= until ||
-			!finish_table(copy->relid, snapshot, copy->wave))
+		if (GetCurrentTimestamp() >= until || !finish_table(copy->relid, snapshot, copy->wave))
 			left = true;
 		else
 		{

@@ -25,9 +25,10 @@ typedef enum TandemRoute
 
 /*
  * Called once, before the stream is started, outside of a transaction: learns
- * from the publisher which transaction ids may have been received before.
+ * from the publisher, which is on this timeline, which transaction ids may have
+ * been received before, and what it has of what earlier ones had.
  */
-extern void tandem_route_start(WalReceiverConn *publisher);
+extern void tandem_route_start(WalReceiverConn *publisher, uint32 timeline);
 
 /*
  * A transaction's commit has been received (BEGIN, STREAM COMMIT, BEGIN

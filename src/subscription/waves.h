@@ -11,6 +11,7 @@
  *	 load.c				how rows get into a table
  *	 copies.c			the state of each table, in tandem.copies
  *	 spool.c			changes kept while a table is copied, in tandem.spool
+ *	 history.c			the publisher's timelines: what is still good after a failover
  *	 route.c			the gate in the apply worker
  *	 waves_shared.c		shared memory
  *	 tables_view.c		the view tandem.tables, tandem.resync()
@@ -278,6 +279,14 @@ extern void tandem_spool_clear(Oid subid, Oid relid);
  */
 extern void tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub,
 								 List *copies, bool recheck);
+
+/* ---- history.c, in the apply worker ---------------------------------------- */
+
+/* Asks the publisher, which is on this timeline, for its history; in a transaction. */
+extern void tandem_history_read(WalReceiverConn *publisher, uint32 timeline);
+
+/* Is all that a snapshot sees in the publisher's history? */
+extern bool tandem_history_has(const TandemWaveSnapshot *snapshot);
 
 /* ---- publisher connections (wave_snapshot.c) ------------------------------ */
 
