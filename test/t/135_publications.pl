@@ -7,55 +7,14 @@
 use strict;
 use warnings;
 
+use Tandem::Beside;
 use Tandem::Test;
 use Tandem::Waves;
 use Test::More;
 
 my $publisher = Tandem::Node->new_primary('publisher', library => 0);
 my $node = Tandem::Node->new_subscriber('subscriber', library => 1);
-$node->query('CREATE DATABASE core');
-my @databases = ('postgres', 'core');
-(my $conninfo = $publisher->connstr('postgres')) =~ s/'/''/g;
-
-sub here { $node->query($_[0], $_) for @databases; return; }
-
-# Subscribes in both databases and waits for both.
-sub subscribe
-{
-	my ($publications) = @_;
-	$node->query("CREATE SUBSCRIPTION ours CONNECTION '$conninfo' PUBLICATION $publications WITH (enabled = false)");
-	$node->query(q{SELECT tandem.adopt('ours')});
-	$node->query("CREATE SUBSCRIPTION core CONNECTION '$conninfo' PUBLICATION $publications", 'core');
-	poll_for(sub { $node->query(q{SELECT bool_and(state = 'ready') FROM tandem.tables}) eq 't' }, 'our copies');
-	poll_for(sub { $node->query(q{SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'}, 'core') eq '0' }, "the server's copies");
-	return;
-}
-
-sub unsubscribe
-{
-	my (@publications) = @_;
-	$node->query('DROP SUBSCRIPTION ours');
-	$node->query('DROP SUBSCRIPTION core', 'core');
-	$publisher->query("DROP PUBLICATION $_") for @publications;
-	return;
-}
-
-sub applied
-{
-	$node->wait_subscription($_, $publisher) for 'ours', 'core';
-	return;
-}
-
-# What a query gives in our database, as expected and as in the server's.
-sub both
-{
-	my ($sql, $expected, $title) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	my $ours = $node->query($sql) =~ s/\n/;/gr;
-	is($ours, $expected, $title);
-	is($ours, $node->query($sql, 'core') =~ s/\n/;/gr, '... and as the server does');
-	return;
-}
+my $beside = Tandem::Beside->new($publisher, $node);
 
 # ---- Row filters -------------------------------------------------------------------
 
@@ -70,32 +29,31 @@ $publisher->query(q{
 	CREATE SCHEMA whole; CREATE TABLE whole.t (id int PRIMARY KEY, v int); INSERT INTO whole.t VALUES (1, 1), (2, 2);
 	CREATE PUBLICATION filtered FOR TABLE whole.t WHERE (v = 1);
 	CREATE PUBLICATION schema FOR TABLES IN SCHEMA whole});
-here(q{
+$beside->here(q{
 	CREATE TABLE low_high (v int, id int PRIMARY KEY); CREATE TABLE one_all (id int PRIMARY KEY, v int);
 	CREATE TABLE text_filter (id int PRIMARY KEY, v text); ALTER TABLE low_high REPLICA IDENTITY FULL;
 	CREATE SCHEMA whole; CREATE TABLE whole.t (id int PRIMARY KEY, v int); CREATE TABLE whole.later (id int PRIMARY KEY)});
-subscribe('low, high, filtered, schema');
-both(q{SELECT string_agg(id::text, ',' ORDER BY id) FROM low_high}, '1,2,9,10', 'copy: a row that one of the filters lets through');
-both(q{SELECT count(*) FROM one_all}, '10', 'copy: one publication without a filter has all rows');
-both(q{SELECT id FROM text_filter}, '1', 'copy: a filter with quotes');
-both(q{SELECT count(*) FROM whole.t}, '2', 'copy: a schema has no filters');
+$beside->subscribe('low, high, filtered, schema');
+$beside->both(q{SELECT string_agg(id::text, ',' ORDER BY id) FROM low_high}, '1,2,9,10', 'copy: a row that one of the filters lets through');
+$beside->both(q{SELECT count(*) FROM one_all}, '10', 'copy: one publication without a filter has all rows');
+$beside->both(q{SELECT id FROM text_filter}, '1', 'copy: a filter with quotes');
+$beside->both(q{SELECT count(*) FROM whole.t}, '2', 'copy: a schema has no filters');
 $publisher->query(q{
 	UPDATE low_high SET v = 5 WHERE id = 1; UPDATE low_high SET v = 1 WHERE id = 5; UPDATE low_high SET v = 10 WHERE id = 9;
 	INSERT INTO low_high VALUES (20, 1), (21, 5), (22, 100); DELETE FROM low_high WHERE id = 2; DELETE FROM low_high WHERE id = 6;
 	INSERT INTO one_all VALUES (11, 11); INSERT INTO text_filter VALUES (4, 'it''s'), (5, 'y'); UPDATE text_filter SET v = 'z' WHERE id = 1;
 	INSERT INTO whole.t VALUES (3, 3); CREATE TABLE whole.later (id int PRIMARY KEY); INSERT INTO whole.later VALUES (1)});
-applied();
-both(q{SELECT string_agg(id || '=' || v, ',' ORDER BY id) FROM low_high}, '5=1,9=10,10=10,20=1,22=100', 'apply: rows come into a filter and leave it');
-both(q{SELECT count(*) FROM one_all}, '11', 'apply: all rows');
-both(q{SELECT id FROM text_filter}, '4', 'apply: a filter with quotes');
-both(q{SELECT count(*) FROM whole.t}, '3', 'apply: a schema');
-$node->query('ALTER SUBSCRIPTION ours REFRESH PUBLICATION');
-$node->query('ALTER SUBSCRIPTION core REFRESH PUBLICATION', 'core');
-poll_for(sub { $node->query('SELECT count(*) FROM whole.later', $_) eq '1' }, "a table that is new in the schema, in $_") for @databases;
+$beside->applied();
+$beside->both(q{SELECT string_agg(id || '=' || v, ',' ORDER BY id) FROM low_high}, '5=1,9=10,10=10,20=1,22=100', 'apply: rows come into a filter and leave it');
+$beside->both(q{SELECT count(*) FROM one_all}, '11', 'apply: all rows');
+$beside->both(q{SELECT id FROM text_filter}, '4', 'apply: a filter with quotes');
+$beside->both(q{SELECT count(*) FROM whole.t}, '3', 'apply: a schema');
+$beside->refresh;
+$beside->both('SELECT count(*) FROM whole.later', '1', 'a table that is new in the schema');
 $node->query(q{SELECT tandem.resync('ours', 'low_high')});
-poll_for(sub { $node->query(q{SELECT bool_and(state = 'ready') FROM tandem.tables}) eq 't' }, 'a copy again');
-both(q{SELECT string_agg(id || '=' || v, ',' ORDER BY id) FROM low_high}, '5=1,9=10,10=10,20=1,22=100', 'resync: the same rows');
-unsubscribe(qw(low high filtered schema));
+$beside->copied;
+$beside->both(q{SELECT string_agg(id || '=' || v, ',' ORDER BY id) FROM low_high}, '5=1,9=10,10=10,20=1,22=100', 'resync: the same rows');
+$beside->unsubscribe(qw(low high filtered schema));
 
 # ---- Column lists -------------------------------------------------------------------
 
@@ -105,12 +63,12 @@ $publisher->query(q{
 	CREATE TABLE every (id int PRIMARY KEY, v text, gone int); ALTER TABLE every DROP gone; INSERT INTO every VALUES (1, 'v');
 	CREATE PUBLICATION list1 FOR TABLE listed (id, b), every;
 	CREATE PUBLICATION list2 FOR TABLE listed (b, id) WHERE (id < 100), every});
-here(q{CREATE TABLE listed (b text, id int PRIMARY KEY, a int DEFAULT -1, secret text DEFAULT 'none'); CREATE TABLE every (id int PRIMARY KEY, v text)});
-subscribe('list1, list2');
+$beside->here(q{CREATE TABLE listed (b text, id int PRIMARY KEY, a int DEFAULT -1, secret text DEFAULT 'none'); CREATE TABLE every (id int PRIMARY KEY, v text)});
+$beside->subscribe('list1, list2');
 $publisher->query(q{INSERT INTO listed VALUES (2, 2, 's', 'b2'); UPDATE listed SET b = 'b3', secret = 'x' WHERE id = 1; INSERT INTO every VALUES (2, 'w')});
-applied();
-both(q{SELECT id, a, b, secret FROM listed ORDER BY id}, '1|-1|b3|none;2|-1|b2|none', 'the same list twice, in another order');
-both(q{SELECT * FROM every ORDER BY id}, '1|v;2|w', 'no list, and a dropped column');
+$beside->applied();
+$beside->both(q{SELECT id, a, b, secret FROM listed ORDER BY id}, '1|-1|b3|none;2|-1|b2|none', 'the same list twice, in another order');
+$beside->both(q{SELECT * FROM every ORDER BY id}, '1|v;2|w', 'no list, and a dropped column');
 
 # lists that differ are one table's error, with a hint; the others go on
 my $waves = Tandem::Waves->new($publisher, $node, name => 'ours');
@@ -123,7 +81,7 @@ $publisher->query('ALTER PUBLICATION list2 SET TABLE listed (id, b), every');
 $waves->resync('listed');
 $waves->wait_state('listed', 'ready');
 pass('... and when they are alike again it is copied');
-unsubscribe(qw(list1 list2));
+$beside->unsubscribe(qw(list1 list2));
 
 # ---- All tables, and publish = ... -----------------------------------------------------
 
@@ -131,17 +89,17 @@ $publisher->query(q{
 	CREATE TABLE kinds (id int PRIMARY KEY, v text); INSERT INTO kinds VALUES (1, 'a'), (2, 'b'), (3, 'c');
 	CREATE PUBLICATION inserts FOR TABLE kinds WITH (publish = 'insert');
 	CREATE PUBLICATION deletes FOR TABLE kinds WITH (publish = 'delete')});
-here('CREATE TABLE kinds (id int PRIMARY KEY, v text)');
-subscribe('inserts, deletes');
+$beside->here('CREATE TABLE kinds (id int PRIMARY KEY, v text)');
+$beside->subscribe('inserts, deletes');
 $publisher->query(q{UPDATE kinds SET v = 'x'; DELETE FROM kinds WHERE id = 1; INSERT INTO kinds VALUES (4, 'd')});
-applied();
-both(q{SELECT id, v FROM kinds ORDER BY id}, '2|b;3|c;4|d', 'publish = insert, delete');
+$beside->applied();
+$beside->both(q{SELECT id, v FROM kinds ORDER BY id}, '2|b;3|c;4|d', 'publish = insert, delete');
 $publisher->query('TRUNCATE kinds');
-applied();
-both(q{SELECT count(*) FROM kinds}, '3', '... no truncate');
-unsubscribe(qw(inserts deletes));
+$beside->applied();
+$beside->both(q{SELECT count(*) FROM kinds}, '3', '... no truncate');
+$beside->unsubscribe(qw(inserts deletes));
 $publisher->query('DROP TABLE kinds, listed, every, one_all, low_high, text_filter; DROP SCHEMA whole CASCADE');
-here('DROP TABLE kinds, listed, every, one_all, low_high, text_filter; DROP SCHEMA whole CASCADE');
+$beside->here('DROP TABLE kinds, listed, every, one_all, low_high, text_filter; DROP SCHEMA whole CASCADE');
 
 # ---- Partitions --------------------------------------------------------------------------
 
@@ -158,38 +116,38 @@ sub partition_changes
 {
 	$publisher->query(q{UPDATE root SET v = 'changed' WHERE id IN (1, 11); DELETE FROM root WHERE id IN (2, 12);
 		UPDATE root SET id = 15 - id WHERE id IN (0, 15); INSERT INTO root VALUES (2, 'again')});
-	applied();
+	$beside->applied();
 	return;
 }
 my $all = q{SELECT count(*), min(id), max(id), md5(string_agg(id || v, ',' ORDER BY id)) FROM };
 
 # as the root: into one table, and into other partitions
-here('CREATE TABLE root (v text, id int PRIMARY KEY)');
-subscribe('via_root');
-both("$all root", $publisher->query("$all root WHERE id <> 3"), 'via root, copy: one table, with the filter of the root');
+$beside->here('CREATE TABLE root (v text, id int PRIMARY KEY)');
+$beside->subscribe('via_root');
+$beside->both("$all root", $publisher->query("$all root WHERE id <> 3"), 'via root, copy: one table, with the filter of the root');
 partition_changes();
-both("$all root", $publisher->query("$all root WHERE id <> 3"), 'via root, apply: one table');
+$beside->both("$all root", $publisher->query("$all root WHERE id <> 3"), 'via root, apply: one table');
 $publisher->query('CREATE TABLE part3 PARTITION OF root FOR VALUES FROM (20) TO (30); INSERT INTO root VALUES (25, \'new\')');
-applied();
-both('SELECT v FROM root WHERE id = 25', 'new', 'via root: a partition that is new needs nothing');
+$beside->applied();
+$beside->both('SELECT v FROM root WHERE id = 25', 'new', 'via root: a partition that is new needs nothing');
 $publisher->query('ALTER TABLE root DETACH PARTITION part3; DROP TABLE part3');
-$node->query('DROP SUBSCRIPTION ours'); $node->query('DROP SUBSCRIPTION core', 'core');
-here(q{DROP TABLE root; CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY HASH (id);
+$beside->unsubscribe;
+$beside->here(q{DROP TABLE root; CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY HASH (id);
 	CREATE TABLE h0 PARTITION OF root FOR VALUES WITH (MODULUS 2, REMAINDER 0); CREATE TABLE h1 PARTITION OF root FOR VALUES WITH (MODULUS 2, REMAINDER 1)});
-subscribe('via_root');
-both("$all root", $publisher->query("$all root WHERE id <> 3"), 'via root, copy: other partitions');
+$beside->subscribe('via_root');
+$beside->both("$all root", $publisher->query("$all root WHERE id <> 3"), 'via root, copy: other partitions');
 partition_changes();
-both("$all root", $publisher->query("$all root WHERE id <> 3"), 'via root, apply: other partitions');
-$node->query('DROP SUBSCRIPTION ours'); $node->query('DROP SUBSCRIPTION core', 'core');
+$beside->both("$all root", $publisher->query("$all root WHERE id <> 3"), 'via root, apply: other partitions');
+$beside->unsubscribe;
 
 # as themselves: into tables of their own, and into partitions
-here('DROP TABLE root; CREATE TABLE part1 (id int PRIMARY KEY, v text); CREATE TABLE part2 (id int PRIMARY KEY, v text)');
-subscribe('as_parts');
-both("$all part1", $publisher->query("$all part1"), 'as parts, copy: the first');
-both("$all part2", $publisher->query("$all part2"), 'as parts, copy: the second');
+$beside->here('DROP TABLE root; CREATE TABLE part1 (id int PRIMARY KEY, v text); CREATE TABLE part2 (id int PRIMARY KEY, v text)');
+$beside->subscribe('as_parts');
+$beside->both("$all part1", $publisher->query("$all part1"), 'as parts, copy: the first');
+$beside->both("$all part2", $publisher->query("$all part2"), 'as parts, copy: the second');
 partition_changes();
-both("$all part1", $publisher->query("$all part1"), 'as parts, apply: the first');
-both("$all part2", $publisher->query("$all part2"), 'as parts, apply: the second');
-unsubscribe(qw(via_root as_parts));
+$beside->both("$all part1", $publisher->query("$all part1"), 'as parts, apply: the first');
+$beside->both("$all part2", $publisher->query("$all part2"), 'as parts, apply: the second');
+$beside->unsubscribe(qw(via_root as_parts));
 
 done_testing();
