@@ -64,7 +64,7 @@ sub change
 sub sums
 {
 	my ($node) = @_;
-	return $node->query(join ' UNION ALL ', map { "SELECT '$_', count(*), sum(hashtextextended(t::text, 0)::numeric) FROM $_ t" } @tables);
+	return $node->query(join(' UNION ALL ', map { "SELECT '$_', count(*), sum(hashtextextended(t::text, 0)::numeric) FROM $_ t" } @tables) . ' ORDER BY 1');
 }
 
 sub finish

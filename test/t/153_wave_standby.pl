@@ -41,7 +41,7 @@ my $script = "BEGIN;\n\\set r random(1, 1000)\nINSERT INTO log VALUES (:r);\n" .
 sub sums
 {
 	my ($node) = @_;
-	return $node->query(join ' UNION ALL ', map { "SELECT '$_', count(*), sum(hashtextextended(t::text, 0)::numeric) FROM $_ t" } @tables);
+	return $node->query(join(' UNION ALL ', map { "SELECT '$_', count(*), sum(hashtextextended(t::text, 0)::numeric) FROM $_ t" } @tables) . ' ORDER BY 1');
 }
 
 # The state of each table: copied or not, and in which wave.
