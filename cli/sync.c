@@ -18,6 +18,8 @@
 
 #include <time.h>
 
+#include "common/hashfn.h"
+
 #include "json.h"
 #include "subscription.h"
 #include "table.h"
@@ -29,6 +31,7 @@
 #define MOST_EVENTS 50			/* lines for tables that became ready, per turn */
 #define GIVE_UP 2				/* attempts: the first may have met a lock */
 #define SMOOTHING 0.4			/* weight of the newest rate */
+#define BUCKETS 1024
 
 /* What an earlier screen saw, to tell rates; lives as long as the program. */
 typedef struct Seen
@@ -43,7 +46,8 @@ typedef struct Seen
 	char	   *told;			/* last error that was printed, of a table */
 } Seen;
 
-static Seen *seen_list = NULL;
+static Seen *seen_before[BUCKETS];	/* by the key's hash: there may be many tables */
+static bool seen_any = false;
 
 static double
 clock_now(void)
@@ -57,7 +61,8 @@ clock_now(void)
 static Seen *
 seen_entry(const char *key)
 {
-	Seen	   *seen = seen_list;
+	Seen	  **bucket = &seen_before[hash_bytes((const unsigned char *) key, strlen(key)) % BUCKETS];
+	Seen	   *seen = *bucket;
 
 	while (seen && strcmp(seen->key, key) != 0)
 		seen = seen->next;
@@ -66,8 +71,9 @@ seen_entry(const char *key)
 		seen = pg_malloc0(sizeof(Seen));
 		seen->key = pg_strdup(key);
 		seen->rate = -1;
-		seen->next = seen_list;
-		seen_list = seen;
+		seen->next = *bucket;
+		*bucket = seen;
+		seen_any = true;
 	}
 	return seen;
 }
@@ -507,7 +513,7 @@ sync_screen(Topology *topology, PQExpBuffer out)
 	if (node->conn == NULL)
 	{
 		/* a server that restarts comes back; the first time it is a mistake */
-		if (seen_list == NULL)
+		if (!seen_any)
 		{
 			pg_log_error("%s: %s", node->label, node->error);
 			pg_log_error_hint("Check that the server runs and that -h, -p and -U name it rightly.");

@@ -139,9 +139,9 @@ begin_remote_copy(const TandemCopy *copy)
 								 psprintf("ROLLBACK TO SAVEPOINT tandem; LOCK TABLE ONLY %s IN ACCESS SHARE MODE;"
 										  " SELECT c.oid = pg_catalog.to_regclass(%s) AND"
 										  " CASE WHEN c.relkind = 'r' THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)"
-										  " ELSE coalesce((SELECT bool_and(l.relfilenode = pg_catalog.pg_relation_filenode(l.oid))"
-										  " FROM pg_catalog.pg_partition_tree(c.oid) t JOIN pg_catalog.pg_class l ON l.oid = t.relid"
-										  " WHERE l.relkind = 'r'), true) END"
+										  " ELSE coalesce((SELECT bool_and((SELECT l.relfilenode FROM pg_catalog.pg_class l"
+										  " WHERE l.oid = t.relid AND l.relkind = 'r') = pg_catalog.pg_relation_filenode(t.relid))"
+										  " FROM pg_catalog.pg_partition_tree(c.oid) t WHERE t.isleaf), true) END"
 										  " FROM pg_catalog.pg_class c WHERE c.oid = %u",
 										  copy->remote_name, quote_literal_cstr(copy->remote_name), copy->remote_relid),
 								 lengthof(types), types);

@@ -26,6 +26,7 @@
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
 #include "common/compat.h"
 #include "subscription/dispatch.h"
@@ -33,6 +34,7 @@
 
 #define DRAIN_BYTES (4 * 1024 * 1024)	/* of spool in one transaction */
 #define DRAIN_REST (512 * 1024) /* what is left to the apply worker */
+#define DRAIN_PAUSE 4			/* times as long as a round that found nothing took */
 
 static MemoryContext round_context = NULL;
 
@@ -88,9 +90,9 @@ give_up(Oid relid)
 	return done;
 }
 
-/* Looks for spools that were given up, when there may be some. */
+/* Looks for spools that were given up, of these tables, when there may be some. */
 static void
-give_up_all(List *copies)
+give_up_all(List *relids)
 {
 	static uint32 seen = 0;		/* a new leader looks in any case */
 	static bool all_done = false;
@@ -108,18 +110,21 @@ give_up_all(List *copies)
 	all_done = true;
 
 	StartTransactionCommand();
-	foreach(lc, copies)
+	foreach(lc, relids)
 	{
-		TandemCopy *copy = lfirst(lc);
+		Oid			relid = lfirst_oid(lc);
+		TandemCopy *copy = tandem_copies_get(tandem_leader.sub->oid, relid);
 		TandemSpool spool;
+		MemoryContext old;
 
-		if (copy->state != TANDEM_COPY_COPYING && copy->state != TANDEM_COPY_CATCHING_UP)
+		if (copy == NULL || (copy->state != TANDEM_COPY_COPYING && copy->state != TANDEM_COPY_CATCHING_UP))
 			continue;
-		tandem_spool_look(copy->subid, copy->relid, &spool);
+		tandem_spool_look(copy->subid, relid, &spool);
 		if (spool.given_up != copy->wave)
 			continue;
-		MemoryContextSwitchTo(round_context);
-		given_up = lappend_oid(given_up, copy->relid);
+		old = MemoryContextSwitchTo(round_context);
+		given_up = lappend_oid(given_up, relid);
+		MemoryContextSwitchTo(old);
 	}
 	CommitTransactionCommand();
 	foreach(lc, given_up)
@@ -205,31 +210,37 @@ drain_table(Oid relid)
 bool
 tandem_drain(void)
 {
+	static TimestampTz next_round = 0;
 	TandemWaveShared *shared = tandem_my_wave();
-	List	   *copies;
+	TimestampTz begun = GetCurrentTimestamp();
+	List	   *relids;
 	bool		done = false;
 	ListCell   *lc;
+
+	if (begun < next_round)
+		return false;
 
 	/* a wave may last for hours, and this is called all the time */
 	if (round_context == NULL)
 		round_context = AllocSetContextCreate(TopMemoryContext, "tandem drain", ALLOCSET_DEFAULT_SIZES);
 	StartTransactionCommand();
 	MemoryContextSwitchTo(round_context);
-	copies = tandem_copies_list(tandem_leader.sub->oid, 0);
+	relids = tandem_spool_relids(tandem_leader.sub->oid);
 	CommitTransactionCommand();
-	give_up_all(copies);
-	foreach(lc, copies)
+	give_up_all(relids);
+	foreach(lc, relids)
 	{
-		TandemCopy *copy = lfirst(lc);
-
 		CHECK_FOR_INTERRUPTS();
 		if (tandem_subscription_stopping())
 			break;				/* the caller sees to it */
-		if (copy->state == TANDEM_COPY_CATCHING_UP && drain_table(copy->relid))
+		if (drain_table(lfirst_oid(lc)))
 			done = true;
 	}
 	MemoryContextSwitchTo(tandem_leader.context);
 	MemoryContextReset(round_context);
+
+	/* with many tables that only wait for the stream this would be all we do */
+	next_round = done ? 0 : GetCurrentTimestamp() + DRAIN_PAUSE * (GetCurrentTimestamp() - begun);
 	if (done)
 	{
 		SpinLockAcquire(&shared->mutex);

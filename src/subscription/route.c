@@ -65,6 +65,7 @@
 #define FINISH_TIME 2000		/* ms: longest pause of the stream for it */
 #define FINISH_BATCH 1000		/* tables in one transaction */
 #define FINISH_INTERVAL 100		/* ms between two looks */
+#define FINISH_PAUSE 4			/* the least pause, as a multiple of the time the look took */
 #define LEADER_INTERVAL 1000
 
 /* A table that is being copied. */
@@ -83,6 +84,8 @@ typedef struct Gate
 	int64		before;			/* see TandemSpool; what is replayed meanwhile is noticed late */
 	int64		total;
 	bool		given_up;		/* beyond tandem.spool_limit: nothing is kept any more */
+	bool		touched;		/* in the list below */
+	struct Gate *next_touched;
 } Gate;
 
 /* What is known of any other relation. */
@@ -93,6 +96,7 @@ typedef struct Known
 } Known;
 
 static HTAB *gates = NULL;
+static Gate *touched = NULL;	/* those with changes of this transaction */
 static HTAB *known = NULL;
 static bool known_valid = false;
 
@@ -404,6 +408,12 @@ tandem_route_spool(LogicalRepRelId relid, StringInfo message)
 
 	if (gate == NULL)
 		elog(ERROR, "no copy of remote relation %u is under way", relid);
+	if (!gate->touched)
+	{
+		gate->touched = true;
+		gate->next_touched = touched;
+		touched = gate;
+	}
 
 	/* of a TRUNCATE of several relations only this one is ours */
 	if (data[0] == LOGICAL_REP_MSG_TRUNCATE)
@@ -426,17 +436,13 @@ tandem_route_spool(LogicalRepRelId relid, StringInfo message)
 void
 tandem_route_commit(void)
 {
-	HASH_SEQ_STATUS status;
-	Gate	   *gate;
-
-	if (gates == NULL || hash_get_num_entries(gates) == 0)
-		return;
-	hash_seq_init(&status, gates);
-	while ((gate = hash_seq_search(&status)) != NULL)
+	for (Gate *gate = touched; gate != NULL; gate = gate->next_touched)
 	{
 		write_pending(gate);
 		gate->seq = 0;
+		gate->touched = false;
 	}
+	touched = NULL;
 }
 
 /* ---- Boundaries ----------------------------------------------------------------- */
@@ -690,7 +696,9 @@ tandem_route_boundary(XLogRecPtr end_lsn)
 	{
 		while (finish_tables() && GetCurrentTimestamp() < TimestampTzPlusMilliseconds(now, FINISH_TIME))
 			continue;
-		next_finish = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), FINISH_INTERVAL);
+		/* looking at many tables in vain must not be most of what this process does */
+		next_finish = Max(TimestampTzPlusMilliseconds(GetCurrentTimestamp(), FINISH_INTERVAL),
+						  GetCurrentTimestamp() + FINISH_PAUSE * (GetCurrentTimestamp() - now));
 	}
 	if (now >= next_leader)
 	{

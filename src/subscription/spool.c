@@ -146,6 +146,43 @@ is_mark(HeapTuple tuple, Relation rel)
 	return DatumGetLSN(heap_getattr(tuple, COL_COMMIT_LSN, RelationGetDescr(rel), &isnull)) == InvalidXLogRecPtr;
 }
 
+List *
+tandem_spool_relids(Oid subid)
+{
+	Relation	rel = table_open(tandem_own_relation("spool"), AccessShareLock);
+	Relation	index = index_open(tandem_own_relation("spool_key"), AccessShareLock);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Oid			last = InvalidOid;
+	List	   *relids = NIL;
+	bool		found;
+
+	/* from one table's first entry to the next one's */
+	do
+	{
+		ScanKeyData keys[2];
+		SysScanDesc scan;
+		HeapTuple	tuple;
+
+		ScanKeyInit(&keys[0], COL_SUBID, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(subid));
+		ScanKeyInit(&keys[1], COL_RELID, BTGreaterStrategyNumber, F_OIDGT, ObjectIdGetDatum(last));
+		scan = systable_beginscan_ordered(rel, index, snapshot, 2, keys);
+		tuple = systable_getnext_ordered(scan, ForwardScanDirection);
+		found = HeapTupleIsValid(tuple);
+		if (found)
+		{
+			bool		isnull;
+
+			last = DatumGetObjectId(heap_getattr(tuple, COL_RELID, RelationGetDescr(rel), &isnull));
+			relids = lappend_oid(relids, last);
+		}
+		systable_endscan_ordered(scan);
+	} while (found);
+	index_close(index, AccessShareLock);
+	UnregisterSnapshot(snapshot);
+	table_close(rel, AccessShareLock);
+	return relids;
+}
+
 void
 tandem_spool_look(Oid subid, Oid relid, TandemSpool *spool)
 {

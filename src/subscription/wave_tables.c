@@ -32,12 +32,16 @@
 #include "executor/tuptable.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/tuplestore.h"
 
 #include "subscription/structure.h"
 #include "subscription/waves.h"
+
+#define CACHED_TABLES 1000		/* whose descriptions may stay in this process's caches */
 
 enum
 {
@@ -154,9 +158,9 @@ append_query(StringInfo query, const Subscription *sub, List *copies, int versio
 	appendStringInfoString(query, ") SELECT w.n, c.oid, c.relkind, k.relid IS NOT NULL,"
 								  " CASE WHEN k.relid IS NOT NULL THEN NULL"
 								  " WHEN c.relkind = 'r' THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)"
-								  " ELSE coalesce((SELECT bool_and(l.relfilenode = pg_catalog.pg_relation_filenode(l.oid))"
-								  " FROM pg_catalog.pg_partition_tree(c.oid) t JOIN pg_catalog.pg_class l ON l.oid = t.relid"
-								  " WHERE l.relkind = 'r'), true) END,"
+								  " ELSE coalesce((SELECT bool_and((SELECT l.relfilenode FROM pg_catalog.pg_class l"
+								  " WHERE l.oid = t.relid AND l.relkind = 'r') = pg_catalog.pg_relation_filenode(t.relid))"
+								  " FROM pg_catalog.pg_partition_tree(c.oid) t WHERE t.isleaf), true) END,"
 								  " CASE WHEN k.relid IS NOT NULL THEN NULL"
 								  " WHEN c.relkind = 'r' AND pg_catalog.pg_relation_size(c.oid) = 0"
 								  " THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) ELSE false END,");
@@ -229,6 +233,13 @@ copy_command(const char *name, char kind, ArrayType *columns, ArrayType *filters
 	return command.data;
 }
 
+/* A copy of text, which may be NULL, in a context. */
+static char *
+keep(MemoryContext context, const char *text)
+{
+	return text ? MemoryContextStrdup(context, text) : NULL;
+}
+
 /* A text[] as text, which array_in() reads. */
 static char *
 array_text(Datum array)
@@ -247,6 +258,9 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 	WalRcvExecResult *res;
 	TupleTableSlot *slot;
 	bool	   *seen = palloc0(sizeof(bool) * (list_length(copies) + 1));
+	MemoryContext context = CurrentMemoryContext;
+	MemoryContext table_context;
+	int			cached = 0;
 	int			i = 0;
 	ListCell   *lc;
 
@@ -254,8 +268,16 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 		return;
 	initStringInfo(&query);
 	append_query(&query, sub, copies, tandem_publisher_version(conn));
+
+	/*
+	 * The publisher's planner knows nothing of the lists that are joined here,
+	 * and takes a nested loop, whose time grows with the square of their length.
+	 */
+	tandem_publisher_exec(conn, "SET enable_nestloop = off");
+	tandem_publisher_exec(conn, "SET jit = off");
 	res = tandem_publisher_query(conn, query.data, NUM_COLS, column_types);
 	slot = MakeSingleTupleTableSlot(res->tupledesc, &TTSOpsMinimalTuple);
+	table_context = AllocSetContextCreate(context, "tandem table", ALLOCSET_DEFAULT_SIZES);
 	while (tuplestore_gettupleslot(res->tuplestore, true, false, slot))
 	{
 		Datum	   *v;
@@ -271,6 +293,11 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 		char	   *command;
 		char	   *problem;
 
+		/* with many tables the caches would be most of this process's memory */
+		if (++cached % CACHED_TABLES == 0)
+			InvalidateSystemCaches();
+		MemoryContextReset(table_context);
+		MemoryContextSwitchTo(table_context);
 		slot_getallattrs(slot);
 		v = slot->tts_values - 1;
 		isnull = slot->tts_isnull - 1;
@@ -293,21 +320,21 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 		tandem_structure_compare(copy->relid, columns, columns ? DatumGetArrayTypeP(v[COL_TYPES]) : NULL,
 								 columns ? DatumGetArrayTypeP(v[COL_TYPE_NAMES]) : NULL, sub->binary, &structure);
 		problem = structure.problem;
-		copy->remark = structure.remark;
-		copy->hint = structure.hint;
+		copy->remark = keep(context, structure.remark);
+		copy->hint = keep(context, structure.hint);
 		if (DatumGetInt64(v[COL_LISTS]) > 1)
 		{
 			problem = pstrdup("its column lists differ between publications");
-			copy->hint = pstrdup("Give the table the same column list in all of the subscription's publications.");
+			copy->hint = keep(context, "Give the table the same column list in all of the subscription's publications.");
 		}
 		command = copy_command(name, kind, columns, filters, structure.binary);
 
 		if (!recheck)
 		{
 			copy->remote_relid = DatumGetObjectId(v[COL_OID]);
-			copy->remote_name = name;
-			copy->columns = text;
-			copy->query = command;
+			copy->remote_name = keep(context, name);
+			copy->columns = keep(context, text);
+			copy->query = keep(context, command);
 			copy->binary = structure.binary;
 			copy->rows_estimated = DatumGetInt64(v[COL_ROWS]);
 			copy->bytes_estimated = DatumGetInt64(v[COL_BYTES]);
@@ -319,8 +346,12 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 			problem = pstrdup("the publisher's table was rewritten when its copy began");
 		else if (!isnull[COL_EMPTY] && DatumGetBool(v[COL_EMPTY]))
 			copy->query = NULL;
-		copy->error = problem;
+		copy->error = keep(context, problem);
+		MemoryContextSwitchTo(context);
 	}
+	MemoryContextDelete(table_context);
+	InvalidateSystemCaches();
+	pfree(query.data);
 	ExecDropSingleTupleTableSlot(slot);
 	walrcv_clear_result(res);
 

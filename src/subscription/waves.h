@@ -235,6 +235,9 @@ extern int64 tandem_spool_write(Oid subid, Oid relid, XLogRecPtr commit_lsn, int
 								TransactionId xid, TimestampTz commit_time, StringInfo messages,
 								int64 total);
 
+/* OIDs of the tables that have entries, in the caller's memory context. */
+extern List *tandem_spool_relids(Oid subid);
+
 /* How large a table's spool is, in bytes as on disk; needs no time for it. */
 typedef struct TandemSpool
 {
