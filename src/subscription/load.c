@@ -42,6 +42,7 @@
 #include "parser/parse_relation.h"
 #include "pgstat.h"
 #include "storage/bufmgr.h"
+#include "storage/lmgr.h"
 #include "utils/backend_status.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -205,6 +206,8 @@ begin_copy(Relation rel, List *columns, bool binary)
 	ParseState *pstate = make_parsestate(NULL);
 	List	   *options = NIL;
 
+	/* what COPY has, whatever the caller holds beside it */
+	LockRelationOid(RelationGetRelid(rel), RowExclusiveLock);
 	if (binary)
 		options = list_make1(makeDefElem("format", (Node *) makeString("binary"), -1));
 	(void) addRangeTableEntryForRelation(pstate, rel, RowExclusiveLock, NULL, false, false);
