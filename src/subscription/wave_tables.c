@@ -277,8 +277,9 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 	tandem_publisher_exec(conn, "SET jit = off");
 	res = tandem_publisher_query(conn, query.data, NUM_COLS, column_types);
 	slot = MakeSingleTupleTableSlot(res->tupledesc, &TTSOpsMinimalTuple);
+	/* what a copy points to is kept in the caller's context, nothing else is */
 	table_context = AllocSetContextCreate(context, "tandem table", ALLOCSET_DEFAULT_SIZES);
-	while (tuplestore_gettupleslot(res->tuplestore, true, false, slot))
+	for (;;)
 	{
 		Datum	   *v;
 		bool	   *isnull;
@@ -293,6 +294,11 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 		char	   *command;
 		char	   *problem;
 
+		/* the row itself may be allocated, and is freed with the slot */
+		MemoryContextSwitchTo(context);
+		if (!tuplestore_gettupleslot(res->tuplestore, true, false, slot))
+			break;
+
 		/* with many tables the caches would be most of this process's memory */
 		if (++cached % CACHED_TABLES == 0)
 			InvalidateSystemCaches();
@@ -306,8 +312,8 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 		seen[n] = true;
 		if (DatumGetBool(v[COL_LOCKED]))
 		{
-			copy->error = pstrdup("the publisher's table is locked ACCESS EXCLUSIVE");
-			copy->hint = pstrdup("It is copied when that lock is released there.");
+			copy->error = keep(context, "the publisher's table is locked ACCESS EXCLUSIVE");
+			copy->hint = keep(context, "It is copied when that lock is released there.");
 			continue;
 		}
 		kind = DatumGetChar(v[COL_KIND]);
@@ -347,7 +353,6 @@ tandem_wave_describe(WalReceiverConn *conn, const Subscription *sub, List *copie
 		else if (!isnull[COL_EMPTY] && DatumGetBool(v[COL_EMPTY]))
 			copy->query = NULL;
 		copy->error = keep(context, problem);
-		MemoryContextSwitchTo(context);
 	}
 	MemoryContextDelete(table_context);
 	InvalidateSystemCaches();
