@@ -221,11 +221,21 @@ column_list(const char *columns)
 	return list;
 }
 
-/* Locks a table exclusively for a fast load; false if it is in use. */
+/*
+ * Locks a table exclusively for a fast load.  False, and then it isn't locked,
+ * if it is in use or can't be loaded like that: its readers must not wait for
+ * nothing.
+ */
 static bool
-try_exclusive(Oid relid)
+try_exclusive(Relation rel)
 {
-	return ConditionalLockRelationOid(relid, AccessExclusiveLock);
+	if (!tandem_load_can_be_fast(rel) || !ConditionalLockRelation(rel, AccessExclusiveLock))
+		return false;
+	/* it may have changed before we had the lock */
+	if (tandem_load_can_be_fast(rel) && is_empty(rel))
+		return true;
+	UnlockRelation(rel, AccessExclusiveLock);
+	return false;
 }
 
 /* Copies one table, in a subtransaction. */
@@ -235,28 +245,20 @@ copy_table(TandemCopy *copy)
 	Relation	rel;
 	bool		replace = copy->content || copy->resync;
 	bool		fast = false;
-	LOCKMODE	lock = RowExclusiveLock;
 	int64		rows = 0;
 	TandemSpool spool;
 	TandemCopy *now;
 
-	if (replace)
-		lock = AccessExclusiveLock;
-	else if (copy->query && copy->bytes_estimated >= FAST_BYTES && tandem_fast_copy &&
-			 try_exclusive(copy->relid))
-	{
-		fast = true;
-		lock = AccessExclusiveLock;
-	}
-	rel = try_table_open(copy->relid, lock);
+	rel = try_table_open(copy->relid, replace ? AccessExclusiveLock : RowExclusiveLock);
 	if (rel == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("the table does not exist here")));
 	check_local_table(rel);
-	if (fast || replace)
-		fast = copy->query && tandem_fast_copy && tandem_load_can_be_fast(rel) &&
-			(replace || is_empty(rel));
+	if (replace)
+		fast = copy->query && tandem_fast_copy && tandem_load_can_be_fast(rel);
+	else
+		fast = copy->query && copy->bytes_estimated >= FAST_BYTES && tandem_fast_copy && try_exclusive(rel);
 	if (replace && !fast)
 		tandem_empty_relation(rel);
 

@@ -34,6 +34,7 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/pg_authid.h"
 #include "catalog/pg_shseclabel.h"
 #include "catalog/pg_subscription.h"
 #include "miscadmin.h"
@@ -51,6 +52,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "common/compat.h"
@@ -72,6 +74,7 @@ typedef struct Candidate
 	NameData	name;
 	bool		core_enabled;
 	bool		has_slot_name;
+	bool		may_log_in;		/* the owner, as whom the workers connect */
 	TandemLabel label;
 } Candidate;
 
@@ -132,6 +135,17 @@ read_labels(MemoryContext context)
 	return labels;
 }
 
+static bool
+may_log_in(Oid role)
+{
+	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
+	bool		result = HeapTupleIsValid(tuple) && ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+	return result;
+}
+
 /*
  * The adopted subscriptions, or only the one with this OID (list of Candidate,
  * in "context").  Needs a transaction.
@@ -174,6 +188,7 @@ read_candidates(Oid only, MemoryContext context)
 			candidate->core_enabled = form->subenabled;
 			candidate->has_slot_name = !heap_attisnull(tuple, Anum_pg_subscription_subslotname,
 													   RelationGetDescr(rel));
+			candidate->may_log_in = may_log_in(form->subowner);
 			candidate->label = *label;
 			candidates = lappend(candidates, candidate);
 			MemoryContextSwitchTo(old);
@@ -203,6 +218,8 @@ obstacle(const Candidate *candidate)
 		return "it has no slot name; use ALTER SUBSCRIPTION ... SET (slot_name = ...)";
 	if (!candidate->label.options.enabled)
 		return "option enabled is off";
+	if (!candidate->may_log_in)
+		return "its owner may not log in; use ALTER ROLE ... LOGIN";
 	return NULL;
 }
 
@@ -455,7 +472,7 @@ supervise(const Candidate *candidate)
 		return NAP;				/* woken when that ends */
 	if (problem)
 	{
-		set_state(slot, candidate->core_enabled || !candidate->has_slot_name ?
+		set_state(slot, candidate->core_enabled || !candidate->has_slot_name || candidate->label.options.enabled ?
 				  TANDEM_SUBSCRIPTION_STOPPED : TANDEM_SUBSCRIPTION_PAUSED, problem);
 		return NAP;
 	}

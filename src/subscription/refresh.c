@@ -267,6 +267,20 @@ sorted_difference(List *these, List *those)
 	return difference;
 }
 
+static int
+compare_oids(const void *a, const void *b)
+{
+	return list_oid_cmp(a, b);
+}
+
+static bool
+sorted_member(List *these, Oid oid)
+{
+	ListCell	key = {.oid_value = oid};
+
+	return these != NIL && bsearch(&key, these->elements, list_length(these), sizeof(ListCell), compare_oids);
+}
+
 void
 tandem_refresh_publications(const Subscription *sub, bool copy_data, List *validate)
 {
@@ -283,8 +297,11 @@ tandem_refresh_publications(const Subscription *sub, bool copy_data, List *valid
 	foreach(cell, published)
 	{
 		RangeVar   *table = lfirst(cell);
-		Oid			relid = RangeVarGetRelid(table, AccessShareLock, false);
+		Oid			relid = RangeVarGetRelid(table, NoLock, false);
 
+		/* a new one must not be dropped meanwhile; one we know may be locked by its copy, for long */
+		if (!sorted_member(known, relid))
+			relid = RangeVarGetRelid(table, AccessShareLock, false);
 		CheckSubscriptionRelkind(get_rel_relkind(relid), table->schemaname, table->relname);
 		wanted = lappend_oid(wanted, relid);
 	}

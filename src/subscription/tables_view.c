@@ -21,6 +21,8 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -32,6 +34,8 @@
 
 #include "common/compat.h"
 #include "subscription/waves.h"
+
+#define LOCK_POLL 20			/* ms between two looks whether a table's copy lock is free */
 
 PG_FUNCTION_INFO_V1(tandem_tables_status);
 PG_FUNCTION_INFO_V1(tandem_resync);
@@ -295,8 +299,21 @@ tandem_resync(PG_FUNCTION_ARGS)
 				 errhint("Add it to a publication and run ALTER SUBSCRIPTION %s REFRESH PUBLICATION.",
 						 quote_identifier(name))));
 
-	/* one that is being copied or has failed is copied by itself, now */
-	(void) tandem_copy_lock(subid, relid, false);
+	/* one that has failed is copied now; one that is being copied, which may take long, as it is */
+	while (!tandem_copy_lock(subid, relid, true))
+	{
+		copy = tandem_copies_get(subid, relid);
+		if (copy && copy->state == TANDEM_COPY_COPYING)
+		{
+			ereport(NOTICE,
+					(errmsg("table \"%s\" is being copied", get_rel_name(relid))));
+			PG_RETURN_VOID();
+		}
+		/* its spool is being applied, for a moment */
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LOCK_POLL, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
 	copy = tandem_copies_get(subid, relid);
 	/* it may have been finished meanwhile */
 	AcceptInvalidationMessages();
