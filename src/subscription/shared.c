@@ -249,11 +249,31 @@ tandem_subscription_remove(TandemSubscriptionSlot *slot)
 
 /* ---- Workers ----------------------------------------------------------------- */
 
-/* This process no longer uses the slot; runs after its locks and its origin are free. */
+/* When to try again: later each time, until a transaction was applied.  Caller holds the mutex. */
+static void
+retry_later(TandemSubscriptionSlot *slot, TimestampTz now)
+{
+	uint64		transactions = pg_atomic_read_u64(&slot->transactions);
+
+	if (slot->backoff == 0 || transactions != slot->backoff_transactions)
+		slot->backoff = BACKOFF_MIN;
+	else
+		slot->backoff = Min(slot->backoff * 2, BACKOFF_MAX);
+	slot->backoff_transactions = transactions;
+	slot->state = TANDEM_SUBSCRIPTION_RETRYING;
+	slot->next_retry = TimestampTzPlusMilliseconds(now, slot->backoff);
+}
+
+/*
+ * This process no longer uses the slot; runs after its locks and its origin are
+ * free.  The launcher may look before the postmaster knows of our end, so what
+ * there is to say of an apply worker that was terminated is said here.
+ */
 static void
 detach(int code, Datum arg)
 {
 	TandemSubscriptionSlot *slot = tandem_my_subscription;
+	TimestampTz now = GetCurrentTimestamp();
 
 	LWLockAcquire(tandem_subscriptions->lock, LW_EXCLUSIVE);
 	SpinLockAcquire(&slot->mutex);
@@ -267,6 +287,12 @@ detach(int code, Datum arg)
 		slot->apply_pid = 0;
 		slot->apply_latch = NULL;
 		slot->launched = false;
+		if (code != 0 && !slot->stop_requested &&
+			(slot->state == TANDEM_SUBSCRIPTION_STARTING || slot->state == TANDEM_SUBSCRIPTION_STREAMING))
+		{
+			retry_later(slot, now);
+			strlcpy(slot->reason, "the apply worker has ended; the server log says why", sizeof(slot->reason));
+		}
 	}
 	SpinLockRelease(&slot->mutex);
 	if (tandem_subscriptions->launcher_latch)
@@ -351,7 +377,6 @@ tandem_subscription_failed(ErrorData *error)
 {
 	TandemSubscriptionSlot *slot = tandem_my_subscription;
 	TimestampTz now = GetCurrentTimestamp();
-	uint64		transactions = pg_atomic_read_u64(&slot->transactions);
 	char		text[sizeof(slot->error)];
 
 	/* one line for the view; whatever was cut is in the log */
@@ -361,18 +386,12 @@ tandem_subscription_failed(ErrorData *error)
 			 error->hint ? "; hint: " : "", error->hint ? error->hint : "");
 
 	SpinLockAcquire(&slot->mutex);
-	if (slot->backoff == 0 || transactions != slot->backoff_transactions)
-		slot->backoff = BACKOFF_MIN;
-	else
-		slot->backoff = Min(slot->backoff * 2, BACKOFF_MAX);
-	slot->backoff_transactions = transactions;
-	slot->state = TANDEM_SUBSCRIPTION_RETRYING;
+	retry_later(slot, now);
 	slot->reason[0] = '\0';
 	strlcpy(slot->error, text, sizeof(slot->error));
 	strlcpy(slot->sqlstate, unpack_sql_state(error->sqlerrcode), sizeof(slot->sqlstate));
 	slot->error_at = now;
 	slot->error_count++;
-	slot->next_retry = TimestampTzPlusMilliseconds(now, slot->backoff);
 	SpinLockRelease(&slot->mutex);
 }
 

@@ -133,6 +133,25 @@ $node->query('UPDATE pg_subscription SET subenabled = false WHERE subname = \'su
 $node->query("SELECT tandem.adopt('sub2')");
 wait_state('sub2', qr/^streaming/);
 
+# ---- A worker that can't even begin ---------------------------------------------------------
+
+# it ends before it could say why in the view: not started over and over at once
+$node->query('CREATE ROLE nobody LOGIN SUPERUSER');
+$node->query('ALTER SUBSCRIPTION sub2 OWNER TO nobody');
+wait_state('sub2', qr/^streaming/);
+my $mark = $node->log_mark;
+$node->query('ALTER ROLE nobody NOLOGIN');
+$node->query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'tandem apply'");
+$node->wait_log(qr/(role "nobody" is not permitted to log in.*){2}/s, $mark);
+wait_state('sub2', qr/^(retrying|starting)/);
+my @times = $node->log_since($mark) =~ /^\S+ (\S+) .*role "nobody" is not permitted to log in/mg;
+is($node->query("SELECT '$times[1]'::time - '$times[0]'::time BETWEEN '1 s' AND '2 min' OR '$times[1]'::time < '$times[0]'"), 't',
+	'the launcher waits longer each time');
+$node->query('ALTER ROLE nobody LOGIN');
+wait_state('sub2', qr/^streaming/);
+$node->query('REASSIGN OWNED BY nobody TO CURRENT_USER');
+wait_state('sub2', qr/^streaming/);
+
 # ---- DROP while it streams --------------------------------------------------------------
 
 $node->query(q{SET statement_timeout = '60s'; DROP SUBSCRIPTION sub2});
