@@ -22,6 +22,7 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "utils/builtins.h"
+#include "utils/timeout.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
@@ -30,6 +31,7 @@
 
 #define OLDEST 140000			/* publisher's version */
 #define STANDBY_DECODES_SINCE 160000
+#define ANSWER_TIMEOUT 5000		/* ms for connecting and answering */
 #define SLOT_GRACE 2000			/* ms for the walsender of the server's own worker to end */
 #define SLOT_POLL 100
 
@@ -192,49 +194,91 @@ count_copies(Oid subid)
 	return n;
 }
 
+/* Asks, and raises what is wrong; waits a little for a slot that is in use. */
+static void
+check_answer(WalReceiverConn *conn, const Subscription *sub)
+{
+	TimestampTz give_up = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), SLOT_GRACE);
+	Answer		answer;
+	const char *hint = NULL;
+	char	   *problem;
+
+	for (;;)
+	{
+		ask(conn, sub, &answer);
+		problem = find_problem(sub, &answer, count_copies(sub->oid), &hint);
+		if (problem || answer.active_pid == 0 || GetCurrentTimestamp() >= give_up)
+			break;
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SLOT_POLL, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	if (problem)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot adopt subscription \"%s\": %s", sub->name, problem),
+				 errhint("%s", hint)));
+	warn(sub, &answer);
+}
+
+/* The time is up: libpqwalreceiver waits for as long as nobody cancels. */
+static volatile sig_atomic_t timed_out = false;
+
+static void
+handle_timeout(void)
+{
+	timed_out = true;
+	QueryCancelPending = true;
+	InterruptPending = true;
+	SetLatch(MyLatch);
+}
+
 void
 tandem_check_publisher(const Subscription *sub)
 {
-	char	   *error = NULL;
-	WalReceiverConn *conn;
+	static TimeoutId timeout = MAX_TIMEOUTS;
+	MemoryContext context = CurrentMemoryContext;
+	WalReceiverConn *volatile conn = NULL;
+	char	   *volatile silence = NULL;
 
+	if (timeout == MAX_TIMEOUTS)
+		timeout = RegisterTimeout(USER_TIMEOUT, handle_timeout);
 	load_file("libpqwalreceiver", false);
-	conn = TANDEM_WALRCV_CONNECT(sub->conninfo, sub->name, TANDEM_MUST_USE_PASSWORD(sub), &error);
-	if (conn == NULL)
-	{
-		ereport(WARNING,
-				(errcode(ERRCODE_CONNECTION_FAILURE),
-				 errmsg("could not ask the publisher of subscription \"%s\": %s", sub->name, error),
-				 errhint("It is adopted, and connects as soon as it can; tandem.subscriptions shows why it doesn't.")));
-		return;
-	}
+	timed_out = false;
+	enable_timeout_after(timeout, ANSWER_TIMEOUT);
 	PG_TRY();
 	{
-		TimestampTz give_up = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), SLOT_GRACE);
-		Answer		answer;
-		const char *hint = NULL;
-		char	   *problem;
+		char	   *error = NULL;
 
-		for (;;)
-		{
-			ask(conn, sub, &answer);
-			problem = find_problem(sub, &answer, count_copies(sub->oid), &hint);
-			if (problem || answer.active_pid == 0 || GetCurrentTimestamp() >= give_up)
-				break;
-			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SLOT_POLL, PG_WAIT_EXTENSION);
-			ResetLatch(MyLatch);
-			CHECK_FOR_INTERRUPTS();
-		}
-		if (problem)
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("cannot adopt subscription \"%s\": %s", sub->name, problem),
-					 errhint("%s", hint)));
-		warn(sub, &answer);
+		conn = TANDEM_WALRCV_CONNECT(sub->conninfo, sub->name, TANDEM_MUST_USE_PASSWORD(sub), &error);
+		if (conn)
+			check_answer(conn, sub);
+		else
+			silence = error;
 	}
-	PG_FINALLY();
+	PG_CATCH();
 	{
-		walrcv_disconnect(conn);
+		disable_timeout(timeout, false);
+		if (conn)
+			walrcv_disconnect(conn);
+		if (!timed_out || geterrcode() != ERRCODE_QUERY_CANCELED)
+			PG_RE_THROW();
+
+		/* nothing but the connection was at work, so nothing has to be undone */
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+		conn = NULL;
+		silence = psprintf("no answer within %d s", ANSWER_TIMEOUT / 1000);
 	}
 	PG_END_TRY();
+	disable_timeout(timeout, false);
+	if (timed_out)
+		QueryCancelPending = false; /* it came too late to be noticed */
+	if (conn)
+		walrcv_disconnect(conn);
+	if (silence)
+		ereport(WARNING,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("could not ask the publisher of subscription \"%s\": %s", sub->name, silence),
+				 errhint("It is adopted, and connects as soon as it can; tandem.subscriptions shows why it doesn't.")));
 }

@@ -305,7 +305,7 @@ extern void tandem_check_releasable(Oid subid, const char *name);
 /*
  * Asks the publisher whether the subscription can be run from there: raises an
  * error with a hint if it can't, a warning if it isn't reachable or something is
- * missing that may still come.  Waits for the connection, cancellable; no lock.
+ * missing that may still come.  Waits five seconds at most; takes no lock.
  */
 extern void tandem_check_publisher(const Subscription *sub);
 

@@ -6,6 +6,7 @@
 use strict;
 use warnings;
 
+use IO::Socket::INET;
 use Tandem::Command;
 use Tandem::Test;
 use Test::More;
@@ -147,6 +148,22 @@ $publisher->start;
 streams();
 $publisher->query(q{INSERT INTO t VALUES (1, 'one')});
 poll_for(sub { $node->query('SELECT v FROM t') eq 'one' }, 'a change to arrive');
+
+# one that is there and says nothing: bounded, and can be cancelled
+$node->query(q{SELECT tandem.release('sub')});
+my $silent = IO::Socket::INET->new(Listen => 10, LocalAddr => '127.0.0.1', Proto => 'tcp') or die "a socket: $!";
+$node->query("ALTER SUBSCRIPTION sub CONNECTION 'host=127.0.0.1 port=" . $silent->sockport . " dbname=postgres'");
+like($node->query_error(q{SET statement_timeout = '500ms'; SELECT tandem.adopt('sub')}), qr/canceling statement due to statement timeout/, 'a publisher that says nothing: cancelled');
+is($node->query('SELECT count(*) FROM pg_shseclabel'), '0', '... and not adopted');
+is(($node->psql('postgres', q{SELECT tandem.adopt('sub', 'enabled = off'); SELECT 'usable'}))[1], "\nusable", '... adopted after some seconds');
+$node->query(q{SELECT tandem.release('sub')});
+($code, $out, $err) = tandem('adopt', 'sub', '--options', 'enabled = off', @at, '-d', 'postgres');
+is($code, 0, '... also by the command');
+like($err, qr/could not ask the publisher of subscription "sub": no answer within 5 s/, '... which shows the warning');
+close $silent;
+$node->query("ALTER SUBSCRIPTION sub CONNECTION '" . conninfo($publisher) . "'");
+$node->query(q{SELECT tandem.adopt('sub', 'enabled = on')});
+streams();
 
 # ---- A slot that is lost, and a standby that decodes ------------------------------------
 
