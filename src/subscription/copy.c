@@ -92,6 +92,18 @@ release_progress(int code, Datum arg)
 	tandem_wake_apply();
 }
 
+/* Tables are copied, or have failed: the apply worker looks at them. */
+static void
+tell_apply(void)
+{
+	TandemWaveShared *shared = tandem_my_wave();
+
+	SpinLockAcquire(&shared->mutex);
+	shared->finish_request++;
+	SpinLockRelease(&shared->mutex);
+	tandem_wake_apply();
+}
+
 /* Ends the process if its wave is over. */
 static void
 check_wave(int64 wave)
@@ -498,6 +510,7 @@ tandem_copy_main(Datum index)
 				CommitTransactionCommand();
 				open = false;
 				MemoryContextSwitchTo(context);
+				tell_apply();
 				if (reading || lost)
 					connect_to_snapshot(sub, snapshot, lsn);
 			}
@@ -514,10 +527,7 @@ tandem_copy_main(Datum index)
 			open = false;
 			MemoryContextSwitchTo(context);
 			pgstat_report_stat(false);
-			SpinLockAcquire(&shared->mutex);
-			shared->finish_request++;
-			SpinLockRelease(&shared->mutex);
-			tandem_wake_apply();
+			tell_apply();
 		}
 		if (finished)
 			break;

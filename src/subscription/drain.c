@@ -90,14 +90,15 @@ give_up(Oid relid)
 	return done;
 }
 
-/* Looks for spools that were given up, of these tables, when there may be some. */
-static void
+/* Sees to spools of these tables that were given up, if there may be some.  Returns whether one waits now. */
+static bool
 give_up_all(List *relids)
 {
 	static uint32 seen = 0;		/* a new leader looks in any case */
 	static bool all_done = false;
 	TandemWaveShared *shared = tandem_my_wave();
 	List	   *given_up = NIL;
+	bool		any = false;
 	uint32		request;
 	ListCell   *lc;
 
@@ -105,7 +106,7 @@ give_up_all(List *relids)
 	request = shared->given_up_request;
 	SpinLockRelease(&shared->mutex);
 	if (all_done && request == seen)
-		return;
+		return false;
 	seen = request;
 	all_done = true;
 
@@ -129,9 +130,12 @@ give_up_all(List *relids)
 	CommitTransactionCommand();
 	foreach(lc, given_up)
 	{
-		if (!give_up(lfirst_oid(lc)))
+		if (give_up(lfirst_oid(lc)))
+			any = true;
+		else
 			all_done = false;
 	}
+	return any;
 }
 
 /* ---- Replay -------------------------------------------------------------------------- */
@@ -227,7 +231,7 @@ tandem_drain(void)
 	MemoryContextSwitchTo(round_context);
 	relids = tandem_spool_relids(tandem_leader.sub->oid);
 	CommitTransactionCommand();
-	give_up_all(relids);
+	done = give_up_all(relids);
 	foreach(lc, relids)
 	{
 		CHECK_FOR_INTERRUPTS();

@@ -65,6 +65,7 @@
 #define FINISH_TIME 2000		/* ms: longest pause of the stream for it */
 #define FINISH_BATCH 1000		/* tables in one transaction */
 #define FINISH_INTERVAL 100		/* ms between two looks */
+#define LOCKED_INTERVAL 1000	/* ... after one that has waited for a local lock */
 #define FINISH_PAUSE 4			/* the least pause, as a multiple of the time the look took */
 #define LEADER_INTERVAL 1000
 
@@ -519,6 +520,8 @@ write_ready(TandemCopy *copy, const TandemWaveSnapshot *snapshot)
 		UpdateSubscriptionRelState(copy->subid, copy->relid, SUBREL_STATE_READY, snapshot->lsn);
 }
 
+static bool lock_missed = false;	/* by the look that goes on */
+
 /*
  * Finishes one table, if it can be now.  Returns whether its state changed.
  * An error is that table's.
@@ -555,6 +558,9 @@ finish_table(Oid relid, TandemWaveSnapshot *snapshot, int64 wave)
 		write_ready(copy, snapshot);
 		return true;
 	}
+	/* many tables may be locked at once, and the stream waits for this */
+	if (!ConditionalLockRelationOid(relid, RowExclusiveLock))
+		return false;
 
 	BeginInternalSubTransaction(NULL);
 	PG_TRY();
@@ -575,7 +581,9 @@ finish_table(Oid relid, TandemWaveSnapshot *snapshot, int64 wave)
 		tandem_apply_abort();
 		if (error->sqlerrcode == ERRCODE_QUERY_CANCELED || error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN)
 			ReThrowError(error);
-		if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+		if (error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE)
+			lock_missed = true;
+		else
 		{
 			ereport(LOG,
 					(errmsg("changes made while table \"%s\" was copied could not be applied, it will be copied again: %s",
@@ -591,19 +599,19 @@ finish_table(Oid relid, TandemWaveSnapshot *snapshot, int64 wave)
 }
 
 /*
- * Finishes what can be finished, for at most FINISH_TIME.  Returns whether
- * there are more to try at once.
+ * Finishes what can be finished, for a time.  Returns whether there are more to
+ * try at once.  What has failed meanwhile is spooled no longer.
  */
 static bool
-finish_tables(void)
+finish_tables(TimestampTz until)
 {
 	int			finished = 0;
 	bool		again = false;
 	Oid			subid = tandem_my_subscription->subid;
-	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), FINISH_TIME);
 	TandemWaveSnapshot *snapshot = NULL;
 	int64		wave = 0;
 	bool		changed = false;
+	bool		failed = false;
 	bool		left = false;
 	List	   *copies;
 	ListCell   *lc;
@@ -625,6 +633,12 @@ finish_tables(void)
 	{
 		TandemCopy *copy = lfirst(lc);
 
+		if (copy->state == TANDEM_COPY_WAITING)
+		{
+			Gate	   *gate = hash_search(gates, &copy->remote_relid, HASH_FIND, NULL);
+
+			failed = failed || (gate && gate->relid == copy->relid);
+		}
 		if (copy->state != TANDEM_COPY_CATCHING_UP)
 			continue;
 		if (finished >= FINISH_BATCH)
@@ -656,7 +670,7 @@ finish_tables(void)
 	}
 	SetConfigOption("lock_timeout", saved, PGC_SUSET, PGC_S_SESSION);
 	PopActiveSnapshot();
-	if (changed)
+	if (changed || failed)
 		load_gates();
 	CommitTransactionCommand();
 	tandem_apply_counted();
@@ -694,10 +708,14 @@ tandem_route_boundary(XLogRecPtr end_lsn)
 	}
 	if (may_finish && (now >= next_finish || (wanted_lsn != InvalidXLogRecPtr && stream_lsn >= wanted_lsn)))
 	{
-		while (finish_tables() && GetCurrentTimestamp() < TimestampTzPlusMilliseconds(now, FINISH_TIME))
+		TimestampTz until = TimestampTzPlusMilliseconds(now, FINISH_TIME);
+
+		lock_missed = false;
+		while (finish_tables(until) && GetCurrentTimestamp() < until)
 			continue;
 		/* looking at many tables in vain must not be most of what this process does */
-		next_finish = Max(TimestampTzPlusMilliseconds(GetCurrentTimestamp(), FINISH_INTERVAL),
+		next_finish = Max(TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+													  lock_missed ? LOCKED_INTERVAL : FINISH_INTERVAL),
 						  GetCurrentTimestamp() + FINISH_PAUSE * (GetCurrentTimestamp() - now));
 	}
 	if (now >= next_leader)
