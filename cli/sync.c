@@ -117,6 +117,7 @@ typedef struct Copy
 	double		rate;			/* bytes a second; < 0 unknown */
 	double		seconds_left;	/* < 0 unknown */
 	int64		hopeless;		/* failed, GIVE_UP times or more */
+	const char *obstacle;		/* why it doesn't get on as a whole, or NULL */
 	const PGresult *tables;		/* those that run or have failed */
 	const PGresult *events;		/* those that became ready since the last turn */
 	Seen	   *seen;
@@ -136,6 +137,34 @@ is_failed(const PGresult *res, int row)
 	return strcmp(field(res, row, "state"), "failed") == 0;
 }
 
+/* Why a subscription as a whole doesn't get on, or NULL. */
+static const char *
+obstacle(const Subscription *s)
+{
+	const char *reason = subscription_field(s, "reason");
+	const char *state = subscription_field(s, "state");
+
+	if (s->error)
+		return s->error;
+	/* an error that is over stays in the view */
+	return reason || strcmp(state ? state : "", "retrying") != 0 ? reason : subscription_field(s, "last_error");
+}
+
+/* Why the wave as a whole doesn't get on, or NULL: what tables say that have not failed. */
+static const char *
+wave_obstacle(PGconn *conn, const Subscription *s)
+{
+	const char *error;
+	const PGresult *res = conn_query(conn, node_timeout_ms(),
+									 screen_printf("SELECT pg_catalog.concat_ws('; hint: ', t.last_error, t.hint) AS why FROM tandem.tables t"
+												   " WHERE t.subscription = %s AND t.state IN ('waiting', 'copying')"
+												   " AND t.last_error IS NOT NULL LIMIT 1",
+												   quote_literal(s->name)),
+									 &error, NULL);
+
+	return nrows(res) > 0 ? field(res, 0, "why") : NULL;
+}
+
 static void
 read_copy(Node *node, const Subscription *s, Copy *copy, bool want_events)
 {
@@ -147,6 +176,7 @@ read_copy(Node *node, const Subscription *s, Copy *copy, bool want_events)
 	copy->s = s;
 	copy->seen = seen_entry(screen_printf("%s/%s", s->database, s->subid));
 	copy->rate = copy->seconds_left = -1;
+	copy->obstacle = obstacle(s);
 	if (s->tables == NULL)
 		return;
 	copy->total = subscription_sum(s, NULL, "tables");
@@ -168,6 +198,8 @@ read_copy(Node *node, const Subscription *s, Copy *copy, bool want_events)
 	conn = node_database(node, s->database, &error);
 	if (conn == NULL)
 		return;
+	if (copy->obstacle == NULL && copy->waiting + copy->running > 0)
+		copy->obstacle = wave_obstacle(conn, s);
 	copy->tables = conn_query(conn, node_timeout_ms(),
 							  screen_printf("SELECT t.*, extract(epoch FROM pg_catalog.clock_timestamp() - t.started) AS age,"
 											" extract(epoch FROM t.next_retry - pg_catalog.clock_timestamp()) AS retry_in"
@@ -314,17 +346,6 @@ counts(const Copy *copy)
 						 grouped(copy->failed), grouped(copy->waiting));
 }
 
-/* Why a subscription as a whole doesn't get on, or NULL. */
-static const char *
-obstacle(const Subscription *s)
-{
-	const char *reason = subscription_field(s, "reason");
-
-	if (s->error)
-		return s->error;
-	return reason ? reason : subscription_field(s, "last_error");
-}
-
 static const char *
 failure(const PGresult *res, int row)
 {
@@ -344,7 +365,7 @@ print_copy(const Copy *copy, PQExpBuffer out)
 	int			shown = 0;
 	int			failed = 0;
 	double		done = copy_part(copy);
-	const char *what = obstacle(copy->s);
+	const char *what = copy->obstacle;
 
 	text_wrap(out, text_clean(screen_printf("Subscription \"%s\" of database \"%s\": %s", copy->s->name, copy->s->database, copy->s->tables ? counts(copy) : "not known")),
 			  0, text_screen_width());
@@ -406,7 +427,7 @@ log_copy(const Copy *copy, PQExpBuffer out)
 	const char *rate = speed(copy->rate);
 	const char *end = left(copy);
 	const char *line;
-	const char *what = obstacle(copy->s);
+	const char *what = copy->obstacle;
 
 	strftime(clock, sizeof(clock), "%H:%M:%S", localtime(&now));
 	for (int i = 0; i < nevents && i < MOST_EVENTS; i++)
@@ -472,7 +493,7 @@ json_copy(const Copy *copy, Json *json)
 	json_string(json, "subscription", copy->s->name);
 	json_string(json, "database", copy->s->database);
 	json_string(json, "state", subscription_field(copy->s, "state"));
-	json_string(json, "problem", obstacle(copy->s));
+	json_string(json, "problem", copy->obstacle);
 	json_int(json, "tables", copy->total);
 	json_int(json, "ready", copy->ready);
 	json_int(json, "running", copy->running);

@@ -282,7 +282,7 @@ tandem_copy_failed(TandemCopy *copy, const char *error)
 		wait *= 2;
 	copy->state = TANDEM_COPY_WAITING;
 	copy->attempts++;
-	copy->error = pstrdup(error);
+	copy->error = tandem_one_line(pstrdup(error));
 	copy->next_retry = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 												   Min(wait, RETRY_MAX) * 1000);
 	tandem_spool_drop(copy->subid, copy->relid);

@@ -133,9 +133,12 @@ void
 tandem_wave_failed(const ErrorData *error)
 {
 	TandemWaveShared *shared = tandem_my_wave();
+	char		message[sizeof(shared->error)];
 
+	strlcpy(message, error->message, sizeof(message));
+	(void) tandem_one_line(message);
 	SpinLockAcquire(&shared->mutex);
-	strlcpy(shared->error, error->message, sizeof(shared->error));
+	strlcpy(shared->error, message, sizeof(shared->error));
 	strlcpy(shared->hint, error->hint ? error->hint : "", sizeof(shared->hint));
 	SpinLockRelease(&shared->mutex);
 }

@@ -372,6 +372,24 @@ tandem_subscription_stopping(void)
 	return *(volatile bool *) &tandem_my_subscription->stop_requested;
 }
 
+char *
+tandem_one_line(char *message)
+{
+	char	   *to = message;
+
+	for (char *from = message; *from; from++)
+	{
+		if (*from != '\n' && *from != '\r' && *from != '\t')
+			*to++ = *from;
+		else if (to > message && to[-1] != ' ')
+			*to++ = ' ';
+	}
+	while (to > message && to[-1] == ' ')
+		to--;
+	*to = '\0';
+	return message;
+}
+
 void
 tandem_subscription_failed(ErrorData *error)
 {
@@ -384,6 +402,7 @@ tandem_subscription_failed(ErrorData *error)
 			 error->message ? error->message : "missing error text",
 			 error->detail ? "; " : "", error->detail ? error->detail : "",
 			 error->hint ? "; hint: " : "", error->hint ? error->hint : "");
+	(void) tandem_one_line(text);
 
 	SpinLockAcquire(&slot->mutex);
 	retry_later(slot, now);

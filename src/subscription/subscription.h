@@ -249,6 +249,9 @@ extern bool tandem_subscription_stopping(void);
  */
 extern void tandem_subscription_failed(ErrorData *error);
 
+/* Makes a message that libpq may have broken into lines one line, in place. */
+extern char *tandem_one_line(char *message);
+
 /* The slot of a subscription, or NULL.  Caller holds tandem_subscriptions->lock. */
 extern TandemSubscriptionSlot *tandem_subscription_find(Oid subid);
 

@@ -57,6 +57,26 @@ $node->query('DELETE FROM t WHERE id = 151');
 poll_for(sub { ($exit, $row, $problem) = subscription(); !$problem && $row->{state} eq 'streaming' }, 'it to be mended');
 is($exit, 0, 'healthy again, when the cause is gone');
 
+# ---- Rows that are not here ------------------------------------------------------
+
+is("$row->{update_missing} $row->{delete_missing}", '0 0', 'no row is missing');
+$node->query('DELETE FROM t WHERE id IN (10, 11)');
+$publisher->query('UPDATE t SET v = -1 WHERE id = 10');
+$publisher->query('DELETE FROM t WHERE id IN (10, 11)');
+my $missing;
+poll_for(
+	sub {
+		my ($code, $object) = tandem_json('status', at($node));
+		($exit, $row) = ($code, $object->{nodes}[0]{subscriptions}[0]);
+		($missing) = grep { $_->{code} eq 'rows_missing' } @{ $object->{findings} };
+		return $row->{delete_missing} == 2;
+	},
+	'missing rows to be counted');
+is($row->{update_missing}, 1, 'by kind');
+is("$exit $missing->{severity}", '1 warning', "rows_missing: $missing->{what}");
+like($missing->{what}, qr/"sub".*not here: 3\./, '... with their number');
+ok($missing->{hint}, "... and a hint: $missing->{hint}");
+
 # ---- Leaving under load -----------------------------------------------------------
 
 my $load = $publisher->start_load(script => "INSERT INTO t (v) VALUES (1);\n");

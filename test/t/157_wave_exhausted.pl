@@ -6,6 +6,7 @@
 use strict;
 use warnings;
 
+use Tandem::Command;
 use Tandem::Test;
 use Tandem::Waves;
 use Test::More;
@@ -113,6 +114,8 @@ reset_subscription();
 my @walsenders = map { $waves->session($publisher, 'IDENTIFY_SYSTEM', 'dbname=postgres replication=database') } 1 .. 3;
 $waves->subscribe;
 wait_message(qr/max_wal_senders/, qr/increase max_wal_senders there/, 'the lack of walsenders');
+my ($code, $out) = tandem('sync', at($subscriber));
+like($out =~ s/\s+/ /gr, qr/number of requested standby connections exceeds max_wal_senders .* hint: .*increase max_wal_senders there/, '... also by "tandem sync"');
 $waves->end_session($_) for @walsenders;
 check_copied('walsenders');
 reset_subscription();
