@@ -14,9 +14,9 @@ use Tandem::Test;
 use Tandem::Waves;
 use Test::More;
 
-# nothing but a commit that insists flushes WAL
+# nothing but a commit that insists flushes WAL, nor does a page that has to make room
 my $publisher = Tandem::Node->new_primary('publisher', library => 0,
-	conf => "synchronous_commit = off\nautovacuum = off\nwal_writer_delay = 10s\n");
+	conf => "synchronous_commit = off\nautovacuum = off\nwal_writer_delay = 10s\nshared_buffers = 64MB\n");
 my $subscriber = Tandem::Node->new_subscriber('subscriber', library => 1);
 $publisher->expect_crash;
 
