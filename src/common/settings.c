@@ -41,6 +41,7 @@ bool		tandem_fast_copy;
 bool		tandem_debug_ship_snapshots;
 int			tandem_debug_guard_failure;
 int			tandem_debug_publisher_version;
+int			tandem_debug_wave_share;
 
 static const struct config_enum_entry transfer_options[] = {
 	{"none", TANDEM_TRANSFER_NONE, false},
@@ -252,6 +253,14 @@ tandem_define_settings(void)
 							 PGC_SIGHUP,
 							 GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
 							 NULL, NULL, NULL);
+
+	DefineCustomIntVariable("tandem.debug_wave_share",
+							"Developer setting: bytes that each copy worker may get of a wave.",
+							NULL,
+							&tandem_debug_wave_share, 32 * 1024 * 1024, 1, INT_MAX,
+							PGC_SIGHUP,
+							GUC_UNIT_KB | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
+							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("tandem.debug_publisher_version",
 							"Developer setting: a subscription's publisher is asked as if it had this version.",

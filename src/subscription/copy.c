@@ -8,7 +8,8 @@
  * Several tables are committed together, each in a subtransaction of its own;
  * an error undoes one table and is shown with it.
  *
- * On the publisher each table is locked, for as long as it is read, and must
+ * On the publisher each table is locked, for as long as it is read but not while
+ * its indexes are built here or the transaction here commits, and must
  * still have the files that the snapshot knows: under a snapshot older than a
  * rewrite COPY would return no rows and no error.
  *
@@ -48,6 +49,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -66,10 +68,12 @@
 #define BATCH_TIME 1000			/* ms */
 #define FAST_BYTES (256 * 1024) /* smaller tables aren't worth new files */
 #define LOCK_WAIT "2s"
+#define CACHED_TABLES 1000		/* whose descriptions may stay in this process's caches */
 
 static WalReceiverConn *publisher = NULL;
 static TandemCopyProgress *progress = NULL;
 static bool reading = false;	/* COPY's data has not been read to its end */
+static bool remote_lock = false;	/* on the table read last; until the next savepoint */
 
 static void
 release_progress(int code, Datum arg)
@@ -125,7 +129,7 @@ connect_to_snapshot(const Subscription *sub, const char *snapshot, XLogRecPtr ls
 	if (publisher)
 		walrcv_disconnect(publisher);
 	publisher = NULL;
-	reading = false;
+	reading = remote_lock = false;
 	publisher = tandem_publisher_connect(sub, "copy");
 	tandem_publisher_exec(publisher, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
 	tandem_publisher_exec(publisher, psprintf("SET TRANSACTION SNAPSHOT %s", quote_literal_cstr(snapshot)));
@@ -146,7 +150,8 @@ begin_remote_copy(const TandemCopy *copy)
 	bool		same = false;
 	bool		isnull;
 
-	/* one round trip; the lock of the table before goes, too */
+	/* one round trip; the lock of a small table before goes, too */
+	remote_lock = true;
 	res = tandem_publisher_query(publisher,
 								 psprintf("ROLLBACK TO SAVEPOINT tandem; LOCK TABLE ONLY %s IN ACCESS SHARE MODE;"
 										  " SELECT c.oid = pg_catalog.to_regclass(%s) AND"
@@ -172,6 +177,16 @@ begin_remote_copy(const TandemCopy *copy)
 		tandem_publisher_raise(res);
 	walrcv_clear_result(res);
 	reading = true;
+}
+
+/* All rows have arrived: others may have the publisher's table. */
+static void
+release_remote_lock(void)
+{
+	reading = false;
+	if (remote_lock)
+		tandem_publisher_exec(publisher, "ROLLBACK TO SAVEPOINT tandem");
+	remote_lock = false;
 }
 
 static void
@@ -277,7 +292,8 @@ copy_table(TandemCopy *copy)
 	if (copy->query)
 	{
 		begin_remote_copy(copy);
-		rows = tandem_load(rel, publisher, column_list(copy->columns), copy->binary, fast, progress);
+		rows = tandem_load(rel, publisher, column_list(copy->columns), copy->binary, fast, progress,
+						   release_remote_lock);
 		reading = false;
 	}
 	table_close(rel, NoLock);
@@ -441,6 +457,7 @@ tandem_copy_main(Datum index)
 	MemoryContext context;
 	bool		open = false;
 	int			tables = 0;
+	int			cached = 0;
 	int64		bytes = 0;
 	TimestampTz begun = 0;
 
@@ -523,10 +540,17 @@ tandem_copy_main(Datum index)
 					 GetCurrentTimestamp() >= TimestampTzPlusMilliseconds(begun, BATCH_TIME)))
 		{
 			check_wave(wave);
+			release_remote_lock();
 			CommitTransactionCommand();
 			open = false;
 			MemoryContextSwitchTo(context);
 			pgstat_report_stat(false);
+			cached += tables;
+			if (cached >= CACHED_TABLES)
+			{
+				InvalidateSystemCaches();
+				cached = 0;
+			}
 			tell_apply();
 		}
 		if (finished)

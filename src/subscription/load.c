@@ -298,9 +298,21 @@ load_frozen(Relation rel, List *columns, bool binary)
 	return rows;
 }
 
+/* Reads to the end of COPY's messages, which comes after that of the data. */
+static void
+finish_source(void)
+{
+	while (!source.at_end)
+	{
+		char		drain[64];
+
+		(void) read_source(drain, sizeof(drain), sizeof(drain));
+	}
+}
+
 int64
 tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary, bool fast,
-			TandemCopyProgress *progress)
+			TandemCopyProgress *progress, void (*arrived) (void))
 {
 	int64		rows;
 
@@ -313,6 +325,8 @@ tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary, boo
 		new_files(rel);
 		rows = load_frozen(rel, columns, binary);
 		CommandCounterIncrement();
+		finish_source();
+		arrived();
 		build_indexes(RelationGetRelid(rel));
 	}
 	else
@@ -323,16 +337,9 @@ tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary, boo
 		rows = (int64) CopyFrom(cstate);
 		source.by_copy = false;
 		EndCopyFrom(cstate);
+		finish_source();
 	}
 	progress->rows = rows;
-
-	/* the end of the data isn't the end of COPY's messages */
-	while (!source.at_end)
-	{
-		char		drain[64];
-
-		(void) read_source(drain, sizeof(drain), sizeof(drain));
-	}
 	CommandCounterIncrement();
 	return rows;
 }

@@ -37,7 +37,6 @@
 #include "common/settings.h"
 #include "subscription/leader.h"
 
-#define WAVE_BYTES INT64CONST(500000000000)	/* estimated; so that no snapshot lives too long */
 #define PING 1000				/* ms: does the publisher's session that holds the snapshot live? */
 
 /* ---- Questions to the apply worker ----------------------------------------------- */
@@ -224,6 +223,29 @@ by_size(const ListCell *a, const ListCell *b)
 	return x->relid < y->relid ? -1 : x->relid > y->relid;
 }
 
+/* Copy workers that a wave may have. */
+static int
+most_workers(void)
+{
+	int			n = tandem_my_subscription->options.workers;
+
+	return Min(n > 0 ? n : tandem_sync_workers, TANDEM_MAX_SYNC_WORKERS);
+}
+
+/*
+ * Estimated bytes that a wave may have, with this as its largest table.  While
+ * it lasts, its snapshot keeps the publisher from removing dead rows.  A worker
+ * copies some 35 MB a second (two cores, a primary key), so 32 GB take a quarter
+ * of an hour; another wave costs two questions and the idle time of workers
+ * behind the last table.  A larger table can't be cut, and takes its time: the
+ * other workers get as much.
+ */
+static int64
+wave_bytes(const TandemCopy *largest)
+{
+	return most_workers() * Max((int64) tandem_debug_wave_share * 1024, largest->bytes_estimated);
+}
+
 /*
  * 1. What the publisher knows of these tables; those that can't be copied get
  * an error, others are chosen up to the size of a wave.
@@ -237,6 +259,7 @@ choose_tables(List *copies, int64 wave)
 	List	   *chosen = NIL;
 	List	   *unready = NIL;
 	int64		bytes = 0;
+	int64		limit = 0;
 	int			ordinal = 0;
 	ListCell   *lc;
 
@@ -270,7 +293,9 @@ choose_tables(List *copies, int64 wave)
 					(errmsg("table \"%s\" of subscription \"%s\" may not take what the publisher sends: %s",
 							get_rel_name(copy->relid), tandem_leader.sub->name, copy->remark),
 					 copy->hint ? errhint("%s", copy->hint) : 0));
-		if (chosen != NIL && bytes + copy->bytes_estimated > WAVE_BYTES)
+		if (chosen == NIL)
+			limit = wave_bytes(copy);
+		else if (bytes + copy->bytes_estimated > limit)
 			continue;
 		bytes += copy->bytes_estimated;
 		chosen = lappend(chosen, copy);
@@ -371,10 +396,7 @@ run_workers(int n)
 
 	pg_atomic_write_u32(&shared->next, 0);
 	tandem_leader_message("");
-	nworkers = tandem_my_subscription->options.workers > 0 ?
-		tandem_my_subscription->options.workers : tandem_sync_workers;
-	nworkers = Min(nworkers, n);
-	nworkers = Min(nworkers, TANDEM_MAX_SYNC_WORKERS);
+	nworkers = Min(most_workers(), n);
 	while (started < nworkers && (handles[started] = start_worker()) != NULL)
 		started++;
 	if (started == 0 && nworkers > 0)

@@ -319,10 +319,12 @@ extern bool tandem_publisher_flushed(WalReceiverConn *conn, XLogRecPtr lsn);
 
 /*
  * Copies one table's rows from a connection that is in COPY OUT into a
- * relation the caller has locked.  Returns the number of rows.
+ * relation the caller has locked.  Returns the number of rows.  A fast load
+ * calls arrived() when the connection is done with COPY and indexes are yet to be
+ * built.
  */
 extern int64 tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary,
-						 bool fast, TandemCopyProgress *progress);
+						 bool fast, TandemCopyProgress *progress, void (*arrived) (void));
 
 /* Can a table be given new files and its indexes be built at the end? */
 extern bool tandem_load_can_be_fast(Relation rel);
