@@ -184,8 +184,9 @@ static void
 release_remote_lock(void)
 {
 	reading = false;
+	/* a session that is gone has no lock; what is to be read next will say so */
 	if (remote_lock)
-		tandem_publisher_exec(publisher, "ROLLBACK TO SAVEPOINT tandem");
+		walrcv_clear_result(walrcv_exec(publisher, "ROLLBACK TO SAVEPOINT tandem", 0, NULL));
 	remote_lock = false;
 }
 
