@@ -30,6 +30,7 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
 #include "commands/copy.h"
+#include "commands/copyfrom_internal.h"
 #include "commands/defrem.h"
 #include "commands/progress.h"
 #include "commands/tablecmds.h"
@@ -65,7 +66,33 @@ static struct
 	int64		bytes;
 	TandemCopyProgress *progress;
 	bool		by_copy;		/* CopyFrom counts the rows, as of pg_stat_progress_copy */
+	CopyFromState measured;		/* CopyFrom in binary format, or NULL */
+	int64		seen;			/* of its rows */
+	int64		given;			/* bytes since */
 } source;
+
+/*
+ * CopyFrom keeps rows until they are 1000 or their lines have 64 kB.  Binary
+ * format has no lines, so that 1000 wide rows would be kept.  We tell it how
+ * long a line was: what was given since its last row.
+ */
+static void
+measure_rows(int n)
+{
+	int64		rows;
+
+	if (source.measured == NULL || MyBEEntry == NULL)
+		return;
+	rows = MyBEEntry->st_progress_param[PROGRESS_COPY_TUPLES_PROCESSED] - source.seen;
+	if (rows > 0)
+	{
+		source.seen += rows;
+		source.given = n;
+	}
+	else
+		source.given += n;
+	source.measured->line_buf.len = Min(source.given / Max(rows, 1), MaxAllocSize);
+}
 
 /* Gives COPY what has arrived; waits for at least minread bytes. */
 static int
@@ -84,6 +111,7 @@ read_source(void *out, int minread, int maxread)
 			memcpy((char *) out + done, source.data + source.cursor, n);
 			source.cursor += n;
 			done += n;
+			measure_rows(n);
 			continue;
 		}
 		/* the leader may want this copy no more */
@@ -334,8 +362,11 @@ tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary, boo
 		CopyFromState cstate = begin_copy(rel, columns, binary);
 
 		source.by_copy = true;
+		/* without track_activities nobody counts rows */
+		source.measured = binary && pgstat_track_activities ? cstate : NULL;
 		rows = (int64) CopyFrom(cstate);
 		source.by_copy = false;
+		source.measured = NULL;
 		EndCopyFrom(cstate);
 		finish_source();
 	}
