@@ -122,7 +122,8 @@ $second->reload;
 $waves = Tandem::Waves->new($publisher, $second);
 $pause = pause_second($second);
 $waves->pause('slow');
-$waves->resync(@copied);
+# in one transaction, so that they are in one wave
+$second->query('SELECT ' . join ', ', map { "tandem.resync('sub', '$_')" } @copied);
 $waves->wait_paused;
 $before = into_the_middle($waves);
 $second->backup('middle');
