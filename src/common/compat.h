@@ -214,6 +214,12 @@ typedef char *TandemPage;
 #define TANDEM_MUST_USE_PASSWORD(sub) false
 #endif
 
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_CREATE_WAIT_EVENT_SET(n) CreateWaitEventSet(CurrentResourceOwner, n)
+#else
+#define TANDEM_CREATE_WAIT_EVENT_SET(n) CreateWaitEventSet(CurrentMemoryContext, n)
+#endif
+
 /* ---- applying changes --------------------------------------------------------- */
 
 /* The primary key's index, if it isn't deferrable. */

@@ -42,6 +42,7 @@ bool		tandem_debug_ship_snapshots;
 int			tandem_debug_guard_failure;
 int			tandem_debug_publisher_version;
 int			tandem_debug_wave_share;
+int			tandem_debug_range_size;
 
 static const struct config_enum_entry transfer_options[] = {
 	{"none", TANDEM_TRANSFER_NONE, false},
@@ -258,6 +259,14 @@ tandem_define_settings(void)
 							"Developer setting: bytes that each copy worker may get of a wave.",
 							NULL,
 							&tandem_debug_wave_share, 32 * 1024 * 1024, 1, INT_MAX,
+							PGC_SIGHUP,
+							GUC_UNIT_KB | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("tandem.debug_range_size",
+							"Developer setting: the least part of a table that a session on the publisher reads beside others.",
+							NULL,
+							&tandem_debug_range_size, 64 * 1024, 1, INT_MAX,
 							PGC_SIGHUP,
 							GUC_UNIT_KB | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
 							NULL, NULL, NULL);

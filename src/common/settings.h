@@ -53,6 +53,7 @@ extern bool tandem_fast_copy;	/* copies may give empty tables new files */
 extern int	tandem_debug_guard_failure; /* a TandemSmgrFailure */
 extern int	tandem_debug_publisher_version; /* 0 = what it is */
 extern int	tandem_debug_wave_share;	/* kB */
+extern int	tandem_debug_range_size;	/* kB */
 
 extern void tandem_define_settings(void);
 

@@ -3,15 +3,10 @@
  * copy.c
  *	  The copy worker: copies tables of a wave until the queue is empty.
  *
- * It imports the leader's snapshot and keeps connection and transaction on the
- * publisher; tables come from the wave's queue, a number in shared memory.
+ * It imports the leader's snapshot and keeps session and transaction on the
+ * publisher (copy_stream.c); tables come from the wave's queue, a number in shared memory.
  * Several tables are committed together, each in a subtransaction of its own;
  * an error undoes one table and is shown with it.
- *
- * On the publisher each table is locked, for as long as it is read but not while
- * its indexes are built here or the transaction here commits, and must
- * still have the files that the snapshot knows: under a snapshot older than a
- * rewrite COPY would return no rows and no error.
  *
  * Nothing is committed before the publisher has flushed all that the snapshot
  * sees, as told by the session that has imported it.  Otherwise a crash there
@@ -30,7 +25,6 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
@@ -45,9 +39,7 @@
 #include "storage/proc.h"
 #include "tcop/tcopprot.h"
 #include "utils/acl.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -57,7 +49,6 @@
 #include "utils/rls.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
-#include "utils/tuplestore.h"
 
 #include "common/compat.h"
 #include "common/settings.h"
@@ -70,10 +61,7 @@
 #define LOCK_WAIT "2s"
 #define CACHED_TABLES 1000		/* whose descriptions may stay in this process's caches */
 
-static WalReceiverConn *publisher = NULL;
 static TandemCopyProgress *progress = NULL;
-static bool reading = false;	/* COPY's data has not been read to its end */
-static bool remote_lock = false;	/* on the table read last; until the next savepoint */
 
 static void
 release_progress(int code, Datum arg)
@@ -123,71 +111,24 @@ check_wave(int64 wave)
 		proc_exit(0);
 }
 
-static void
-connect_to_snapshot(const Subscription *sub, const char *snapshot, XLogRecPtr lsn)
+/*
+ * Sessions that may read a large table for this worker: those of workers that
+ * there could be, and are not.
+ */
+static int
+readers(void)
 {
-	if (publisher)
-		walrcv_disconnect(publisher);
-	publisher = NULL;
-	reading = remote_lock = false;
-	publisher = tandem_publisher_connect(sub, "copy");
-	tandem_publisher_exec(publisher, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
-	tandem_publisher_exec(publisher, psprintf("SET TRANSACTION SNAPSHOT %s", quote_literal_cstr(snapshot)));
-	tandem_publisher_exec(publisher, "SAVEPOINT tandem");
-	if (!tandem_publisher_flushed(publisher, lsn))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the publisher has not flushed what the copy's snapshot sees")));
-}
+	TandemWaveShared *shared = tandem_my_wave();
+	int			others = 0;
 
-/* Locks the publisher's table and checks that the snapshot knows its files; starts COPY. */
-static void
-begin_remote_copy(const TandemCopy *copy)
-{
-	Oid			types[] = {BOOLOID};
-	WalRcvExecResult *res;
-	TupleTableSlot *slot;
-	bool		same = false;
-	bool		isnull;
-
-	/* one round trip; the lock of a small table before goes, too */
-	remote_lock = true;
-	res = tandem_publisher_query(publisher,
-								 psprintf("ROLLBACK TO SAVEPOINT tandem; LOCK TABLE ONLY %s IN ACCESS SHARE MODE;"
-										  " SELECT c.oid = pg_catalog.to_regclass(%s) AND"
-										  " CASE WHEN c.relkind = 'r' THEN c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)"
-										  " ELSE coalesce((SELECT bool_and((SELECT l.relfilenode FROM pg_catalog.pg_class l"
-										  " WHERE l.oid = t.relid AND l.relkind = 'r') = pg_catalog.pg_relation_filenode(t.relid))"
-										  " FROM pg_catalog.pg_partition_tree(c.oid) t WHERE t.isleaf), true) END"
-										  " FROM pg_catalog.pg_class c WHERE c.oid = %u",
-										  copy->remote_name, quote_literal_cstr(copy->remote_name), copy->remote_relid),
-								 lengthof(types), types);
-	slot = MakeSingleTupleTableSlot(res->tupledesc, &TTSOpsMinimalTuple);
-	if (tuplestore_gettupleslot(res->tuplestore, true, false, slot))
-		same = DatumGetBool(slot_getattr(slot, 1, &isnull)) && !isnull;
-	ExecDropSingleTupleTableSlot(slot);
-	walrcv_clear_result(res);
-	if (!same)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the publisher's table was rewritten or replaced when it was to be copied")));
-
-	res = walrcv_exec(publisher, copy->query, 0, NULL);
-	if (res->status != WALRCV_OK_COPY_OUT)
-		tandem_publisher_raise(res);
-	walrcv_clear_result(res);
-	reading = true;
-}
-
-/* All rows have arrived: others may have the publisher's table. */
-static void
-release_remote_lock(void)
-{
-	reading = false;
-	/* a session that is gone has no lock; what is to be read next will say so */
-	if (remote_lock)
-		walrcv_clear_result(walrcv_exec(publisher, "ROLLBACK TO SAVEPOINT tandem", 0, NULL));
-	remote_lock = false;
+	SpinLockAcquire(&shared->mutex);
+	for (int i = 0; i < TANDEM_MAX_SYNC_WORKERS; i++)
+	{
+		if (shared->workers[i].pid != 0 && &shared->workers[i] != progress)
+			others++;
+	}
+	SpinLockRelease(&shared->mutex);
+	return Max(tandem_wave_workers() - others, 1);
 }
 
 static void
@@ -235,20 +176,6 @@ is_empty(Relation rel)
 	return empty;
 }
 
-static List *
-column_list(const char *columns)
-{
-	Datum		array = OidInputFunctionCall(F_ARRAY_IN, (char *) columns, TEXTOID, -1);
-	Datum	   *names;
-	int			n;
-	List	   *list = NIL;
-
-	deconstruct_array(DatumGetArrayTypeP(array), TEXTOID, -1, false, TYPALIGN_INT, &names, NULL, &n);
-	for (int i = 0; i < n; i++)
-		list = lappend(list, makeString(TextDatumGetCString(names[i])));
-	return list;
-}
-
 /*
  * Locks a table exclusively for a fast load.  False, and then it isn't locked,
  * if it is in use or can't be loaded like that: its readers must not wait for
@@ -292,10 +219,8 @@ copy_table(TandemCopy *copy)
 
 	if (copy->query)
 	{
-		begin_remote_copy(copy);
-		rows = tandem_load(rel, publisher, column_list(copy->columns), copy->binary, fast, progress,
-						   release_remote_lock);
-		reading = false;
+		tandem_copy_stream_begin(copy, readers());
+		rows = tandem_load(rel, tandem_copy_columns(copy), copy->binary, fast, progress);
 	}
 	table_close(rel, NoLock);
 
@@ -433,7 +358,7 @@ begin_worker(int number, int64 wave, const char *snapshot, XLogRecPtr lsn, Subsc
 		replorigin_session_origin_timestamp = taken->taken;
 		CommitTransactionCommand();
 		MemoryContextSwitchTo(context);
-		connect_to_snapshot(sub, snapshot, lsn);
+		tandem_copy_stream_connect(sub, snapshot, lsn);
 	}
 	PG_CATCH();
 	{
@@ -529,8 +454,8 @@ tandem_copy_main(Datum index)
 				open = false;
 				MemoryContextSwitchTo(context);
 				tell_apply();
-				if (reading || lost)
-					connect_to_snapshot(sub, snapshot, lsn);
+				if (tandem_copy_stream_unread() || lost)
+					tandem_copy_stream_connect(sub, snapshot, lsn);
 			}
 			tables++;
 			bytes += progress->bytes;
@@ -541,7 +466,7 @@ tandem_copy_main(Datum index)
 					 GetCurrentTimestamp() >= TimestampTzPlusMilliseconds(begun, BATCH_TIME)))
 		{
 			check_wave(wave);
-			release_remote_lock();
+			tandem_copy_stream_end();
 			CommitTransactionCommand();
 			open = false;
 			MemoryContextSwitchTo(context);
@@ -557,6 +482,6 @@ tandem_copy_main(Datum index)
 		if (finished)
 			break;
 	}
-	walrcv_disconnect(publisher);
+	tandem_copy_stream_disconnect();
 	proc_exit(0);
 }

@@ -58,8 +58,7 @@
 /* The source of the COPY that runs; a callback has no argument. */
 static struct
 {
-	WalReceiverConn *conn;
-	char	   *data;			/* libpqwalreceiver's buffer */
+	char	   *data;			/* copy_stream.c's */
 	int			len;
 	int			cursor;
 	bool		at_end;
@@ -102,8 +101,6 @@ read_source(void *out, int minread, int maxread)
 
 	while (done < minread && !source.at_end)
 	{
-		pgsocket	socket = PGINVALID_SOCKET;
-
 		if (source.cursor < source.len)
 		{
 			int			n = Min(source.len - source.cursor, maxread - done);
@@ -119,21 +116,13 @@ read_source(void *out, int minread, int maxread)
 			ereport(ERROR,
 					(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 					 errmsg("%s", tandem_spool_given_up_error())));
-		source.len = walrcv_receive(source.conn, &source.data, &socket);
+		source.len = tandem_copy_stream_receive(&source.data);
 		source.cursor = 0;
 		CHECK_FOR_INTERRUPTS();
 		if (source.len < 0)
 		{
 			source.at_end = true;
 			source.len = 0;
-		}
-		else if (source.len == 0)
-		{
-			(void) WaitLatchOrSocket(MyLatch,
-									 WL_SOCKET_READABLE | WL_LATCH_SET | WL_TIMEOUT |
-									 WL_EXIT_ON_PM_DEATH,
-									 socket, 1000L, PG_WAIT_EXTENSION);
-			ResetLatch(MyLatch);
 		}
 		else
 		{
@@ -339,13 +328,11 @@ finish_source(void)
 }
 
 int64
-tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary, bool fast,
-			TandemCopyProgress *progress, void (*arrived) (void))
+tandem_load(Relation rel, List *columns, bool binary, bool fast, TandemCopyProgress *progress)
 {
 	int64		rows;
 
 	memset(&source, 0, sizeof(source));
-	source.conn = conn;
 	source.progress = progress;
 
 	if (fast)
@@ -354,7 +341,7 @@ tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary, boo
 		rows = load_frozen(rel, columns, binary);
 		CommandCounterIncrement();
 		finish_source();
-		arrived();
+		tandem_copy_stream_end();
 		build_indexes(RelationGetRelid(rel));
 	}
 	else

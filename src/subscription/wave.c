@@ -223,15 +223,6 @@ by_size(const ListCell *a, const ListCell *b)
 	return x->relid < y->relid ? -1 : x->relid > y->relid;
 }
 
-/* Copy workers that a wave may have. */
-static int
-most_workers(void)
-{
-	int			n = tandem_my_subscription->options.workers;
-
-	return Min(n > 0 ? n : tandem_sync_workers, TANDEM_MAX_SYNC_WORKERS);
-}
-
 /*
  * Estimated bytes that a wave may have, with this as its largest table.  While
  * it lasts, its snapshot keeps the publisher from removing dead rows.  A worker
@@ -243,7 +234,7 @@ most_workers(void)
 static int64
 wave_bytes(const TandemCopy *largest)
 {
-	return most_workers() * Max((int64) tandem_debug_wave_share * 1024, largest->bytes_estimated);
+	return tandem_wave_workers() * Max((int64) tandem_debug_wave_share * 1024, largest->bytes_estimated);
 }
 
 /*
@@ -396,7 +387,7 @@ run_workers(int n)
 
 	pg_atomic_write_u32(&shared->next, 0);
 	tandem_leader_message("");
-	nworkers = Min(most_workers(), n);
+	nworkers = Min(tandem_wave_workers(), n);
 	while (started < nworkers && (handles[started] = start_worker()) != NULL)
 		started++;
 	if (started == 0 && nworkers > 0)

@@ -32,6 +32,7 @@
 #include "executor/tuptable.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -194,7 +195,13 @@ append_query(StringInfo query, const Subscription *sub, List *copies, int versio
 								  " WHERE c.relkind IN ('r', 'p')");
 }
 
-/* The command that makes the publisher send a table. */
+#define COPY_END(binary) ((binary) ? " TO STDOUT (FORMAT binary)" : " TO STDOUT")
+#define COPY_QUERY "COPY (SELECT "
+
+/*
+ * The command that makes the publisher send a table.  A query of an ordinary
+ * table ends in its filter, in parentheses; tandem_copy_range() adds to it.
+ */
 static char *
 copy_command(const char *name, char kind, ArrayType *columns, ArrayType *filters, bool binary)
 {
@@ -206,11 +213,10 @@ copy_command(const char *name, char kind, ArrayType *columns, ArrayType *filters
 	initStringInfo(&command);
 	if (columns)
 		deconstruct_array(columns, TEXTOID, -1, false, TYPALIGN_INT, &names, NULL, &nnames);
-	appendStringInfoString(&command, "COPY ");
 	if (select)
-		appendStringInfoString(&command, "(SELECT ");
+		appendStringInfoString(&command, COPY_QUERY);
 	else
-		appendStringInfo(&command, "%s%s", name, nnames > 0 ? " (" : "");
+		appendStringInfo(&command, "COPY %s%s", name, nnames > 0 ? " (" : "");
 	for (int i = 0; i < nnames; i++)
 		appendStringInfo(&command, "%s%s", i ? ", " : "", quote_identifier(TextDatumGetCString(names[i])));
 	if (select)
@@ -223,13 +229,61 @@ copy_command(const char *name, char kind, ArrayType *columns, ArrayType *filters
 
 			deconstruct_array(filters, TEXTOID, -1, false, TYPALIGN_INT, &quals, NULL, &nquals);
 			for (int i = 0; i < nquals; i++)
-				appendStringInfo(&command, "%s(%s)", i ? " OR " : " WHERE ", TextDatumGetCString(quals[i]));
+				appendStringInfo(&command, "%s(%s)", i ? " OR " : " WHERE (", TextDatumGetCString(quals[i]));
+			appendStringInfoChar(&command, ')');
 		}
 		appendStringInfoChar(&command, ')');
 	}
 	else if (nnames > 0)
 		appendStringInfoChar(&command, ')');
-	appendStringInfo(&command, " TO STDOUT%s", binary ? " (FORMAT binary)" : "");
+	appendStringInfoString(&command, COPY_END(binary));
+	return command.data;
+}
+
+List *
+tandem_copy_columns(const TandemCopy *copy)
+{
+	Datum		array = OidInputFunctionCall(F_ARRAY_IN, copy->columns, TEXTOID, -1);
+	Datum	   *names;
+	int			n;
+	List	   *list = NIL;
+
+	deconstruct_array(DatumGetArrayTypeP(array), TEXTOID, -1, false, TYPALIGN_INT, &names, NULL, &n);
+	for (int i = 0; i < n; i++)
+		list = lappend(list, makeString(TextDatumGetCString(names[i])));
+	return list;
+}
+
+char *
+tandem_copy_range(const TandemCopy *copy, int64 from, int64 to)
+{
+	const char *end = COPY_END(copy->binary);
+	StringInfoData command;
+
+	initStringInfo(&command);
+	if (strncmp(copy->query, COPY_QUERY, strlen(COPY_QUERY)) == 0)
+	{
+		/* without the last parenthesis */
+		appendBinaryStringInfo(&command, copy->query, strlen(copy->query) - strlen(end) - 1);
+		appendStringInfoString(&command, " AND ");
+	}
+	else
+	{
+		const char *separator = "";
+		ListCell   *lc;
+
+		appendStringInfoString(&command, COPY_QUERY);
+		foreach(lc, tandem_copy_columns(copy))
+		{
+			appendStringInfo(&command, "%s%s", separator, quote_identifier(strVal(lfirst(lc))));
+			separator = ", ";
+		}
+		appendStringInfo(&command, " FROM ONLY %s WHERE ", copy->remote_name);
+	}
+	appendStringInfo(&command, "ctid >= '(" INT64_FORMAT ",0)'::pg_catalog.tid", from);
+	if (to >= 0)
+		appendStringInfo(&command, " AND ctid < '(" INT64_FORMAT ",0)'::pg_catalog.tid", to);
+	appendStringInfo(&command, ")%s", end);
 	return command.data;
 }
 

@@ -8,6 +8,7 @@
  *	 wave_tables.c		what the publisher knows of the tables
  *	 structure.c		what of that doesn't fit here (structure.h)
  *	 copy.c				the copy worker
+ *	 copy_stream.c		its sessions on the publisher
  *	 load.c				how rows get into a table
  *	 copies.c			the state of each table, in tandem.copies
  *	 spool.c			changes kept while a table is copied, in tandem.spool
@@ -107,6 +108,9 @@ extern TandemWaveShared *tandem_waves;	/* an array */
 
 /* that of this process's subscription */
 extern TandemWaveShared *tandem_my_wave(void);
+
+/* Copy workers that a wave of it may have. */
+extern int	tandem_wave_workers(void);
 
 extern void tandem_waves_shmem_request(void);
 extern void tandem_waves_shmem_startup(void);
@@ -315,16 +319,48 @@ extern WalRcvExecResult *tandem_publisher_query(WalReceiverConn *conn, const cha
 /* Has the publisher flushed lsn?  Minds flush positions that stop at a page's start. */
 extern bool tandem_publisher_flushed(WalReceiverConn *conn, XLogRecPtr lsn);
 
+/* ---- copy_stream.c, in a copy worker --------------------------------------------- */
+
+/*
+ * (Re)connects with the wave's snapshot; an error if the publisher has not
+ * flushed lsn.  sub must live as long as the process.
+ */
+extern void tandem_copy_stream_connect(const Subscription *sub, const char *snapshot, XLogRecPtr lsn);
+extern void tandem_copy_stream_disconnect(void);
+
+/*
+ * Locks the publisher's table, checks that the snapshot knows its files, and
+ * begins to copy it in up to "wanted" sessions, as its size allows.
+ */
+extern void tandem_copy_stream_begin(const TandemCopy *copy, int wanted);
+
+/*
+ * The next piece of COPY's data, which is valid until the next call: its length;
+ * 0 = nothing yet, it has waited for up to a second; -1 = that was all.
+ */
+extern int	tandem_copy_stream_receive(char **data);
+
+/* All has arrived: others may have the publisher's table.  The next begin does this, too. */
+extern void tandem_copy_stream_end(void);
+
+/* Was COPY begun and not read to its end, so that the session can't be used? */
+extern bool tandem_copy_stream_unread(void);
+
+/* A COPY of the pages [from, to) of a table, to = -1: up to its end; palloc'd (wave_tables.c). */
+extern char *tandem_copy_range(const TandemCopy *copy, int64 from, int64 to);
+
+/* copy->columns as a list of String nodes (wave_tables.c) */
+extern List *tandem_copy_columns(const TandemCopy *copy);
+
 /* ---- load.c --------------------------------------------------------------- */
 
 /*
- * Copies one table's rows from a connection that is in COPY OUT into a
- * relation the caller has locked.  Returns the number of rows.  A fast load
- * calls arrived() when the connection is done with COPY and indexes are yet to be
- * built.
+ * Copies one table's rows, as copy_stream.c has them, into a relation the caller has
+ * locked, and ends the remote copy before it builds indexes.  Returns the
+ * number of rows.
  */
-extern int64 tandem_load(Relation rel, WalReceiverConn *conn, List *columns, bool binary,
-						 bool fast, TandemCopyProgress *progress, void (*arrived) (void));
+extern int64 tandem_load(Relation rel, List *columns, bool binary, bool fast,
+						 TandemCopyProgress *progress);
 
 /* Can a table be given new files and its indexes be built at the end? */
 extern bool tandem_load_can_be_fast(Relation rel);

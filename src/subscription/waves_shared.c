@@ -18,6 +18,7 @@
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 
+#include "common/settings.h"
 #include "subscription/waves.h"
 
 TandemWaveShared *tandem_waves = NULL;
@@ -55,6 +56,14 @@ TandemWaveShared *
 tandem_my_wave(void)
 {
 	return &tandem_waves[tandem_my_subscription - tandem_subscriptions->slots];
+}
+
+int
+tandem_wave_workers(void)
+{
+	int			n = tandem_my_subscription->options.workers;
+
+	return Min(n > 0 ? n : tandem_sync_workers, TANDEM_MAX_SYNC_WORKERS);
 }
 
 void
