@@ -28,8 +28,8 @@ for my $node ($publisher, $first)
 	$node->query(join '', map { "CREATE TABLE $_ (id int PRIMARY KEY, n int DEFAULT 0, filler text);" } grep { $_ ne 'log' } @tables);
 	$node->query('CREATE TABLE log (x int)');
 }
-# a worker commits after 16 MB
-$publisher->query(q{INSERT INTO slow SELECT g, 0, repeat('x', 1000) FROM generate_series(1, 18000) g;
+# a worker commits after 16 MB, which "slow" has even if the load has replaced all rows that it may
+$publisher->query(q{INSERT INTO slow SELECT g, 0, repeat('x', 1000) FROM generate_series(1, 24000) g;
 	INSERT INTO wait SELECT g, 0, repeat('x', 1000) FROM generate_series(1, 4000) g;
 	INSERT INTO a SELECT g, 0, 'a' FROM generate_series(1, 2000) g; INSERT INTO b SELECT g, 0, 'b' FROM generate_series(1, 1000) g});
 $publisher->publish('pub', @tables);
