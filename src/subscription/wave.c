@@ -96,7 +96,7 @@ static void
 take_snapshot(int64 wave)
 {
 	TandemWaveShared *shared = tandem_my_wave();
-	Oid			types[] = {TEXTOID, TEXTOID, LSNOID, TIMESTAMPTZOID, TEXTOID};
+	Oid			types[] = {TEXTOID, TEXTOID, LSNOID, TIMESTAMPTZOID, TEXTOID, INT8OID, INT8OID};
 	long		delay = 5;
 	bool		waited = false;
 
@@ -120,13 +120,17 @@ take_snapshot(int64 wave)
 		res = tandem_publisher_query(tandem_leader.holder,
 									 "SELECT pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot()::text,"
 									 " pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.clock_timestamp(),"
-									 " pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn())",
+									 " pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()),"
+									 " pg_catalog.current_setting('wal_block_size')::int8,"
+									 " pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))",
 									 lengthof(types), types);
 		slot = MakeSingleTupleTableSlot(res->tupledesc, &TTSOpsMinimalTuple);
 		if (!tuplestore_gettupleslot(res->tuplestore, true, false, slot))
 			elog(ERROR, "the publisher sent no snapshot");
 		exported = TextDatumGetCString(slot_getattr(slot, 1, &isnull));
-		lsn = DatumGetLSN(slot_getattr(slot, 3, &isnull));
+		lsn = tandem_end_of_record(DatumGetLSN(slot_getattr(slot, 3, &isnull)),
+								   DatumGetInt64(slot_getattr(slot, 6, &isnull)),
+								   DatumGetInt64(slot_getattr(slot, 7, &isnull)));
 		file = TextDatumGetCString(slot_getattr(slot, 5, &isnull));
 		file[8] = '\0';
 

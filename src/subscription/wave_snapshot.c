@@ -479,33 +479,30 @@ tandem_publisher_query(WalReceiverConn *conn, const char *query, int ncolumns, c
 	return res;
 }
 
+XLogRecPtr
+tandem_end_of_record(XLogRecPtr insert, int64 page, int64 segment)
+{
+	if (insert % segment == SizeOfXLogLongPHD)
+		return insert - SizeOfXLogLongPHD;
+	if (insert % segment > (uint64) page && insert % page == SizeOfXLogShortPHD)
+		return insert - SizeOfXLogShortPHD;
+	return insert;
+}
+
 bool
 tandem_publisher_flushed(WalReceiverConn *conn, XLogRecPtr lsn)
 {
-	Oid			types[] = {LSNOID, INT4OID, INT8OID};
-	WalRcvExecResult *res = tandem_publisher_query(conn,
-												   "SELECT pg_catalog.pg_current_wal_flush_lsn(),"
-												   " pg_catalog.current_setting('wal_block_size')::int,"
-												   " pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))",
+	Oid			types[] = {LSNOID};
+	WalRcvExecResult *res = tandem_publisher_query(conn, "SELECT pg_catalog.pg_current_wal_flush_lsn()",
 												   lengthof(types), types);
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(res->tupledesc, &TTSOpsMinimalTuple);
 	XLogRecPtr	flushed;
-	int64		page;
-	int64		segment;
 	bool		isnull;
 
 	if (!tuplestore_gettupleslot(res->tuplestore, true, false, slot))
 		elog(ERROR, "the publisher sent no flush position");
 	flushed = DatumGetLSN(slot_getattr(slot, 1, &isnull));
-	page = DatumGetInt32(slot_getattr(slot, 2, &isnull));
-	segment = DatumGetInt64(slot_getattr(slot, 3, &isnull));
 	ExecDropSingleTupleTableSlot(slot);
 	walrcv_clear_result(res);
-
-	/* an insert position behind a page header stands for the page's start */
-	if (lsn % segment == SizeOfXLogLongPHD)
-		lsn -= SizeOfXLogLongPHD;
-	else if (lsn % segment > (uint64) page && lsn % page == SizeOfXLogShortPHD)
-		lsn -= SizeOfXLogShortPHD;
 	return flushed >= lsn;
 }
