@@ -207,6 +207,7 @@ start_copy(Session *session, const char *query)
 	if (res->status != WALRCV_OK_COPY_OUT)
 		tandem_publisher_raise(res);
 	walrcv_clear_result(res);
+	reading = true;
 	session->header = session->ended = false;
 }
 
@@ -230,7 +231,6 @@ tandem_copy_stream_begin(const TandemCopy *copy, int wanted)
 	wanted = Min(Min(wanted, MAX_SESSIONS), pages / range);
 	while (nsessions < wanted && add_session(copy))
 		continue;
-	reading = true;
 	if (nsessions == 1)
 	{
 		start_copy(&sessions[0], copy->query);
