@@ -9,6 +9,7 @@ use warnings;
 use Carp;
 use Exporter 'import';
 use Fcntl;
+use PostgreSQL::Test::Utils qw(slurp_file);
 
 use Tandem::Wait;
 
@@ -79,15 +80,39 @@ sub kill_process
 	return;
 }
 
-# Stops a process where it is.  Returns when the kernel shows it stopped.
+# Stops a process in a wait of its own.  Returns when the kernel shows it stopped.
+#
+# A server process that is stopped while it works may hold a lightweight lock,
+# and then every other process hangs with it.  One that sleeps waits for a latch
+# and holds none: it slept before the signal, and the stop itself was the only
+# time it has given up the processor since.
 sub stall
 {
 	my ($pid) = @_;
-	kill 'STOP', $pid or croak "could not stop process $pid: $!";
+	process_alive($pid) or croak "there is no process $pid";
 	$stalled{$pid} = 1;
-	poll_for(sub { my $stat = _stat($pid); $stat && $stat->{state} eq 'T' },
-		"process $pid to be stopped");
+	poll_for(
+		sub {
+			my $before = _switches($pid);
+			return unless ($before->{state} // '') eq 'S';
+			kill 'STOP', $pid or croak "could not stop process $pid: $!";
+			poll_for(sub { my $stat = _stat($pid); $stat && $stat->{state} eq 'T' }, "process $pid to be stopped");
+			return 1 if _switches($pid)->{count} - $before->{count} <= 1;
+			kill 'CONT', $pid;
+			return;
+		},
+		"process $pid to sleep");
 	return $pid;
+}
+
+# The state of a process and how often it has waited for something.
+sub _switches
+{
+	my ($pid) = @_;
+	my $status = eval { slurp_file("/proc/$pid/status") } or croak "process $pid is gone";
+	my ($state) = $status =~ /^State:\s+(\w)/m;
+	my ($count) = $status =~ /^voluntary_ctxt_switches:\s+(\d+)/m;
+	return { state => $state, count => $count };
 }
 
 # Lets a stalled process go on.

@@ -29,6 +29,9 @@ use Tandem::Wait;
 
 my $recipe_password = 'tandem secret';
 
+# A query that hangs fails its test, and not the whole run.
+my $longest_query = 3 * $PostgreSQL::Test::Utils::timeout_default;
+
 # Room for everything a topology needs; the cluster class allows ten of each.
 my $base_conf = q{
 max_connections = 60
@@ -302,14 +305,14 @@ sub set
 sub query
 {
 	my ($self, $sql, $dbname) = @_;
-	return $self->safe_psql($dbname // 'postgres', $sql);
+	return $self->safe_psql($dbname // 'postgres', $sql, timeout => $longest_query);
 }
 
 # The error a statement raises (message, detail, hint), or '' if it succeeds.
 sub query_error
 {
 	my ($self, $sql, $dbname) = @_;
-	my ($code, $stdout, $stderr) = $self->psql($dbname // 'postgres', $sql);
+	my ($code, $stdout, $stderr) = $self->psql($dbname // 'postgres', $sql, timeout => $longest_query);
 	return $code == 0 ? '' : $stderr;
 }
 
@@ -540,7 +543,8 @@ sub start_load
 	push @command, @{ $params{options} // [] };
 
 	my %load = (output => '', node => $self);
-	local %ENV = $self->_get_env;
+	# thousands of statements a second aren't worth a log
+	local %ENV = $self->_get_env(PGOPTIONS => '-c log_statement=none');
 	$load{run} = IPC::Run::start([ @command, $params{dbname} // 'postgres' ],
 		'<', \undef, '>', \$load{output}, '2>&1');
 	return \%load;
