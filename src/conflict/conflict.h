@@ -1,0 +1,213 @@
+/*-------------------------------------------------------------------------
+ *
+ * conflict.h
+ *	  Conflicts: what the files of this folder share, and what those who apply
+ *	  changes call.
+ *
+ * Knowing
+ *	 types.c	the types of conflicts, the outcomes, which go together
+ *	 rules.c	the outcome for a table and type: tandem.set_conflict(), deltas
+ *	 session.c	what is being applied, and for whom
+ *	 local.c	who wrote the row that is here, and when
+ *	 decide.c	who wins
+ * Telling
+ *	 log.c		tandem.conflicts, in the log and in counters
+ *	 log_view.c	the views, tandem.conflict_dismiss() and the like
+ * Rows that were deleted meanwhile
+ *	 collector.c	the process that decodes this database's own deletes
+ *	 tombstone.c	the store, and the look into it
+ *	 epoch.c	when a tombstone may go
+ *	 tombstone_view.c	the view tandem.tombstones
+ *
+ * Nothing here knows src/subscription.
+ *
+ * src/conflict/conflict.h
+ *-------------------------------------------------------------------------
+ */
+#ifndef TANDEM_CONFLICT_H
+#define TANDEM_CONFLICT_H
+
+#include "access/xlogdefs.h"
+#include "datatype/timestamp.h"
+#include "executor/tuptable.h"
+#include "lib/stringinfo.h"
+#include "nodes/bitmapset.h"
+#include "utils/rel.h"
+
+/* ---- types.c ------------------------------------------------------------------ */
+
+/* Their names are those of PostgreSQL 18 and 19, the last one is ours. */
+typedef enum TandemConflictType
+{
+	TANDEM_INSERT_EXISTS,
+	TANDEM_UPDATE_ORIGIN_DIFFERS,
+	TANDEM_UPDATE_EXISTS,
+	TANDEM_UPDATE_MISSING,
+	TANDEM_UPDATE_DELETED,
+	TANDEM_DELETE_ORIGIN_DIFFERS,
+	TANDEM_DELETE_MISSING,
+	TANDEM_MULTIPLE_UNIQUE_CONFLICTS,
+	TANDEM_INSERT_DELETED
+} TandemConflictType;
+
+#define TANDEM_CONFLICT_TYPES (TANDEM_INSERT_DELETED + 1)
+
+typedef enum TandemOutcome
+{
+	TANDEM_OUTCOME_ERROR,		/* the subscription stops */
+	TANDEM_OUTCOME_SKIP,		/* the row here stays as it is */
+	TANDEM_OUTCOME_APPLY,		/* the remote change wins */
+	TANDEM_OUTCOME_LAST_UPDATE_WINS,	/* by commit time, then by node identifier */
+	TANDEM_OUTCOME_INSERT_OR_SKIP	/* a missing row is inserted if all of it came */
+} TandemOutcome;
+
+#define TANDEM_OUTCOMES (TANDEM_OUTCOME_INSERT_OR_SKIP + 1)
+
+/* outcome[type] = a TandemOutcome */
+typedef struct TandemOutcomes
+{
+	uint8		outcome[TANDEM_CONFLICT_TYPES];
+} TandemOutcomes;
+
+extern const char *tandem_conflict_name(TandemConflictType type);
+extern const char *tandem_outcome_name(TandemOutcome outcome);
+
+/* By name; false = there is none.  Raise nothing. */
+extern bool tandem_conflict_parse(const char *name, TandemConflictType *type);
+extern bool tandem_outcome_parse(const char *name, TandemOutcome *outcome);
+
+/* May this outcome be configured for this type? */
+extern bool tandem_outcome_allowed(TandemConflictType type, TandemOutcome outcome);
+
+/* The names that may, as "error, skip and apply" (palloc'd): for hints. */
+extern char *tandem_outcomes_of(TandemConflictType type);
+
+/* What the server does. */
+extern void tandem_outcomes_init(TandemOutcomes *outcomes);
+
+/* ---- session.c ------------------------------------------------------------------ */
+
+/* What a worker applies; in this process only. */
+typedef struct TandemConflictSession
+{
+	Oid			subid;			/* Invalid = nothing is being applied */
+	const char *subname;
+	RepOriginId origin;			/* the subscription's, as local rows carry it */
+	char		node[NAMEDATALEN];	/* identifier of the publisher; empty = unknown */
+	TandemOutcomes outcomes;	/* of the subscription; rules of a table go before */
+	bool		tombstones;		/* option of that name */
+
+	/* the remote transaction whose changes come; from a spool, the one spooled */
+	TransactionId xid;
+	TimestampTz time;			/* its commit; 0 = unknown (prepared, in progress) */
+	XLogRecPtr	lsn;			/* its end; 0 = unknown */
+} TandemConflictSession;
+
+extern TandemConflictSession tandem_conflict_session;
+
+/* ---- rules.c ---------------------------------------------------------------------- */
+
+/* What holds for one table in this session. */
+typedef struct TandemTableRules
+{
+	TandemOutcomes outcomes;
+	Bitmapset  *deltas;			/* attribute numbers of counters; NULL = none */
+} TandemTableRules;
+
+/*
+ * The rules of a table (partitions: of the root that the publisher knows), valid
+ * until the next call after an invalidation.  Needs a transaction.
+ */
+extern const TandemTableRules *tandem_table_rules(Oid relid);
+
+/* ---- local.c, decide.c --------------------------------------------------------------- */
+
+/* Who wrote a version of a row, or deleted it. */
+typedef struct TandemParty
+{
+	bool		known;			/* time and origin are (else: no commit timestamps, or gone) */
+	TransactionId xid;			/* 0 = unknown */
+	TimestampTz time;			/* commit; 0 = unknown */
+	RepOriginId origin;			/* Invalid = written on this node */
+} TandemParty;
+
+/* ---- log.c --------------------------------------------------------------------------- */
+
+/*
+ * One conflict.  Slots may be NULL; they have the table's (the partition's)
+ * columns.  "key": only columns of the identity are set.
+ */
+typedef struct TandemConflict
+{
+	TandemConflictType type;
+	TandemOutcome configured;
+	const char *resolution;		/* what was done: "applied", "skipped", "inserted",
+								 * "error"; static */
+	const char *detection;		/* "certain", "unknown", "unsupported"; static */
+	const char *reason;			/* why it isn't certain, or why this side won; may be NULL */
+	Relation	rel;
+	TandemParty local;			/* who wrote or deleted what is here */
+	TupleTableSlot *local_row;
+	TupleTableSlot *remote_row; /* as sent, perhaps only the identity's columns */
+	Bitmapset  *remote_missing; /* attribute numbers that remote_row doesn't have (unchanged
+								 * toast, not sent); NULL = none */
+	TupleTableSlot *key;		/* what was looked for */
+	TupleTableSlot *result_row; /* as it is now; NULL = there is none */
+	char		operation;		/* 'I', 'U' or 'D': the remote change */
+} TandemConflict;
+
+/*
+ * Records a conflict in the current transaction and says it in the log.  A
+ * conflict log that can't be written (full, no room) is said in the log and
+ * counted, and raises nothing.
+ */
+extern void tandem_conflict_record(const TandemConflict *conflict);
+
+/*
+ * The same for a conflict that ends the transaction: it is kept in memory, and
+ * written by tandem_conflict_write_failed() in a transaction of its own when
+ * the caller has rolled back.  Raise nothing.
+ */
+extern void tandem_conflict_record_failed(const TandemConflict *conflict);
+extern void tandem_conflict_write_failed(void);
+
+/* ---- tombstone.c ------------------------------------------------------------------------ */
+
+typedef enum TandemVerdict
+{
+	TANDEM_VERDICT_DELETED,		/* there is a tombstone */
+	TANDEM_VERDICT_MISSING,		/* it is proven that there is none */
+	TANDEM_VERDICT_UNKNOWN		/* it can't be proven: reason */
+} TandemVerdict;
+
+typedef struct TandemTombstone
+{
+	TandemVerdict verdict;
+	char		kind;			/* 'd' deleted, 'm' moved to another key, 't' truncated */
+	TandemParty deleter;
+	bool		unsupported;	/* unknown because there can be no tombstones here */
+	const char *reason;			/* of unknown; static, or in the caller's context */
+} TandemTombstone;
+
+/*
+ * Looks for the newest tombstone of a key.  root: the table that the publisher
+ * knows; rel: it, or the partition the row would be in; identity: the index
+ * that finds a row, Invalid = REPLICA IDENTITY FULL; key: its columns are set.
+ * wait: first makes sure, for at most tandem.detection_timeout, that all deletes
+ * committed before this call are in the store; without it the answer is of what
+ * is there already and never "missing".  Needs a transaction, which must hold no
+ * lock that a committing deleter could wait for with the collector's.
+ */
+extern void tandem_tombstone_find(Oid root, Relation rel, Oid identity, TupleTableSlot *key,
+								  bool wait, TandemTombstone *result);
+
+/*
+ * For a remote delete that found nothing here, or lost: leaves a tombstone of the
+ * session's remote transaction, in this transaction, for changes that come late.
+ */
+extern void tandem_tombstone_leave(Oid root, Relation rel, Oid identity, TupleTableSlot *key);
+
+/* Could there be any tombstone of this table?  Cheap; false is certain only of what has been collected. */
+extern bool tandem_tombstone_any(Oid root);
+
+#endif							/* TANDEM_CONFLICT_H */
