@@ -3,10 +3,8 @@
  * copies.c
  *	  The state of each table's copy, in tandem.copies.
  *
- * tandem.copies, tandem.wave_snapshots and tandem.spool are materialized views
- * that are never populated: relations with storage that no publication can
- * contain and nobody can write with SQL.  We write them as the server writes
- * its catalogs, so they are WAL-logged and part of the transaction.
+ * tandem.copies, tandem.wave_snapshots and tandem.spool are relations that only
+ * the library writes (common/own_relation.c).
  *
  * A row is written by the leader, by the copy worker that has the table, and
  * by the apply worker.  Two who change a row at the same time: the later one
@@ -67,20 +65,6 @@ enum
 	COL_BINARY,
 	NUM_COLS = COL_BINARY
 };
-
-/* OID of one of our relations, by name in schema tandem. */
-Oid
-tandem_own_relation(const char *name)
-{
-	Oid			oid = get_relname_relid(name, get_namespace_oid("tandem", false));
-
-	if (!OidIsValid(oid))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("relation \"tandem.%s\" does not exist", name),
-				 errhint("Create the extension pg_tandem in this database, or update it.")));
-	return oid;
-}
 
 static char *
 text_or_null(Datum value, bool isnull)

@@ -51,6 +51,7 @@
 #include "storage/spin.h"
 #include "utils/relcache.h"
 
+#include "common/own_relation.h"
 #include "subscription/subscription.h"
 
 /* ---- waves_shared.c ------------------------------------------------------- */
@@ -184,8 +185,6 @@ extern void tandem_copy_failed(TandemCopy *copy, const char *error);
  * somebody has it.
  */
 extern bool tandem_copy_lock(Oid subid, Oid relid, bool dontWait);
-
-extern Oid	tandem_own_relation(const char *name);
 
 /* ---- wave_snapshot.c ------------------------------------------------------ */
 
