@@ -84,7 +84,7 @@ sub files_left
 my $session = $standby->background_psql('postgres');
 $session->query_until(qr/started/, "\\echo started\nCHECKPOINT;\n\\echo done\n");
 poll_for(sub { files_left() < $files }, 'the restartpoint to remove files', 60);
-stall($checkpointer);
+stall_working($checkpointer);
 my $left = files_left();
 ok($left > 100 && $left < $files, "the restartpoint is stopped while it removes files ($left left)");
 
@@ -107,7 +107,7 @@ drop_slots();
 cycle();
 make_slots(3);
 $standby->restartpoint($primary);
-stall($checkpointer);
+stall_working($checkpointer);
 @cycles = map { cycle() } 1 .. 3;
 is("@cycles", '0 of 3 0 of 3 0 of 3', 'slots older than the last restartpoint are not ready at once');
 is($standby->query('SELECT DISTINCT reason FROM tandem.slots'),
@@ -158,7 +158,7 @@ for my $round (1 .. 6)
 	$session->query_until(qr/started/,
 		"\\echo started\nSELECT count(*) FROM tandem.sync_slots();\n\\echo done\n");
 	Time::HiRes::sleep(rand 0.02);    # the moment of the stop, not a wait
-	stall($worker);
+	stall_working($worker);
 	$primary->advance_slot("slot_$_") for 1 .. 3;
 	$primary->switch_wal(1);
 	$primary->query('CHECKPOINT');

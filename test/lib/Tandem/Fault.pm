@@ -14,7 +14,7 @@ use PostgreSQL::Test::Utils qw(slurp_file);
 use Tandem::Wait;
 
 our @EXPORT = qw(
-  kill_process stall resume resume_all process_alive child_pids process_title
+  kill_process stall stall_working resume resume_all process_alive child_pids process_title
   small_disk fill_disk free_disk
 );
 
@@ -95,13 +95,22 @@ sub stall
 		sub {
 			my $before = _switches($pid);
 			return unless ($before->{state} // '') eq 'S';
-			kill 'STOP', $pid or croak "could not stop process $pid: $!";
-			poll_for(sub { my $stat = _stat($pid); $stat && $stat->{state} eq 'T' }, "process $pid to be stopped");
+			stall_working($pid);
 			return 1 if _switches($pid)->{count} - $before->{count} <= 1;
 			kill 'CONT', $pid;
 			return;
 		},
 		"process $pid to sleep");
+	return $pid;
+}
+
+# Stops a process where it is: for one that works, and whose locks nobody needs.
+sub stall_working
+{
+	my ($pid) = @_;
+	kill 'STOP', $pid or croak "could not stop process $pid: $!";
+	$stalled{$pid} = 1;
+	poll_for(sub { my $stat = _stat($pid); $stat && $stat->{state} eq 'T' }, "process $pid to be stopped");
 	return $pid;
 }
 
