@@ -50,5 +50,5 @@ format:
 	@build-aux/format $(wildcard src/*.[ch] src/*/*.[ch] cli/*.[ch] cli/*/*.[ch])
 
 clean:
-	rm -rf pg_tandem.so libpg_tandem.a libpg_tandem.pc cli/tandem test/wal_dump .build-flags tmp_check
+	rm -rf pg_tandem.so pg_tandem_output.so libpg_tandem.a libpg_tandem.pc cli/tandem test/wal_dump .build-flags tmp_check
 	find src cli test -name '*.o' -delete

@@ -1,4 +1,5 @@
-# How the server library pg_tandem.so and the command cli/tandem are built.
+# How the server library pg_tandem.so, the output plugin pg_tandem_output.so and
+# the command cli/tandem are built.
 # Called by the Makefile one folder up, which explains the switches, and run
 # from there.
 
@@ -7,7 +8,10 @@ MODULE_big = pg_tandem
 DATA = $(sort $(wildcard sql/pg_tandem--*.sql))
 TANDEM_VERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" pg_tandem.control)
 
-OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/*/*.c)))
+# a library is one output plugin, so that one is a library of its own
+PLUGIN = pg_tandem_output
+PLUGIN_OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/output/*.c)))
+OBJS = $(filter-out $(PLUGIN_OBJS),$(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/*/*.c))))
 CLI_OBJS = $(patsubst %.c,%.o,$(sort $(wildcard cli/*.c cli/*/*.c)))
 # uses neither the server's nor the client's libraries
 SHARED_OBJS = src/common/column_fit.o
@@ -66,7 +70,7 @@ include $(PGXS)
 # ---- Rebuild what changed ----------------------------------------------------
 
 # Objects depend on all headers, and on how they were compiled.
-$(OBJS): $(wildcard src/*.h src/*/*.h) .build-flags
+$(OBJS) $(PLUGIN_OBJS): $(wildcard src/*.h src/*/*.h) .build-flags
 $(CLI_OBJS): $(wildcard cli/*.h cli/*/*.h) src/common/column_fit.h .build-flags
 
 BUILD_FLAGS = $(CC) $(CFLAGS) $(CPPFLAGS) $(VERSION)
@@ -75,6 +79,21 @@ ifneq ($(BUILD_FLAGS),$(file <.build-flags))
 endif
 .build-flags:
 	$(file >$@,$(BUILD_FLAGS))
+
+# ---- The output plugin --------------------------------------------------------
+
+all: $(PLUGIN)$(DLSUFFIX)
+
+$(PLUGIN)$(DLSUFFIX): $(PLUGIN_OBJS)
+	$(CC) $(CFLAGS) $(PLUGIN_OBJS) $(LDFLAGS) $(LDFLAGS_SL) -shared -o $@
+
+install: install-plugin
+install-plugin: $(PLUGIN)$(DLSUFFIX) installdirs
+	$(INSTALL_SHLIB) $(PLUGIN)$(DLSUFFIX) '$(DESTDIR)$(pkglibdir)/$(PLUGIN)$(DLSUFFIX)'
+
+uninstall: uninstall-plugin
+uninstall-plugin:
+	rm -f '$(DESTDIR)$(pkglibdir)/$(PLUGIN)$(DLSUFFIX)'
 
 # ---- The command -------------------------------------------------------------
 

@@ -35,6 +35,9 @@
 #define SLOT_GRACE 2000			/* ms for the walsender of the server's own worker to end */
 #define SLOT_POLL 100
 
+/* pgoutput with a filter by origin, see src/output */
+#define ORIGIN_FILTER "pg_tandem_output"
+
 /* The publisher's answer. */
 typedef struct Answer
 {
@@ -43,6 +46,7 @@ typedef struct Answer
 	bool		standby;
 	char	   *slot_type;		/* NULL = no such slot */
 	char	   *plugin;
+	bool		allowed;		/* by output_plugin_libraries, where there is such a setting */
 	char	   *slot_database;
 	char	   *database;
 	char	   *wal_status;
@@ -62,7 +66,7 @@ text_value(TupleTableSlot *slot, int column)
 static void
 ask(WalReceiverConn *conn, const Subscription *sub, Answer *answer)
 {
-	const Oid	types[] = {TEXTOID, BOOLOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, INT4OID, TEXTOID};
+	const Oid	types[] = {TEXTOID, BOOLOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, INT4OID, TEXTOID, BOOLOID};
 	StringInfoData names;
 	WalRcvExecResult *result;
 	TupleTableSlot *slot;
@@ -80,7 +84,9 @@ ask(WalReceiverConn *conn, const Subscription *sub, Answer *answer)
 											 " s.wal_status, s.active_pid,"
 											 " (SELECT string_agg(pg_catalog.format('\"%%s\"', w.name), ', ' ORDER BY w.name)"
 											 " FROM (VALUES %s) w (name) WHERE NOT EXISTS"
-											 " (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = w.name))"
+											 " (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = w.name)),"
+											 " coalesce(s.plugin::text = ANY (pg_catalog.regexp_split_to_array("
+											 "pg_catalog.current_setting('output_plugin_libraries', true), '[\\s\",]+')), true)"
 											 " FROM (VALUES (%s)) w (slot_name)"
 											 " LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = w.slot_name",
 											 names.data, quote_literal_cstr(sub->slotname)),
@@ -99,6 +105,7 @@ ask(WalReceiverConn *conn, const Subscription *sub, Answer *answer)
 	if (isnull)
 		answer->active_pid = 0;
 	answer->missing = text_value(slot, 9);
+	answer->allowed = DatumGetBool(slot_getattr(slot, 10, &isnull));
 	ExecDropSingleTupleTableSlot(slot);
 	walrcv_clear_result(result);
 }
@@ -137,10 +144,17 @@ find_problem(const Subscription *sub, const Answer *answer, int copies, const ch
 						 quote_literal_cstr(sub->slotname));
 		return psprintf("its publisher has no slot \"%s\"", sub->slotname);
 	}
-	if (strcmp(answer->slot_type, "logical") != 0 || strcmp(answer->plugin, "pgoutput") != 0)
+	if (strcmp(answer->slot_type, "logical") != 0 ||
+		(strcmp(answer->plugin, "pgoutput") != 0 && strcmp(answer->plugin, ORIGIN_FILTER) != 0))
 	{
-		*hint = psprintf("Run ALTER SUBSCRIPTION %s SET (slot_name = ...) with a slot of the output plugin pgoutput.", name);
+		*hint = psprintf("Run ALTER SUBSCRIPTION %s SET (slot_name = ...) with a slot of the output plugin pgoutput or " ORIGIN_FILTER ".", name);
 		return psprintf("slot \"%s\" of its publisher is not one of a subscription", sub->slotname);
+	}
+	if (!answer->allowed)
+	{
+		*hint = psprintf("Add %s to output_plugin_libraries there and reload its configuration.", answer->plugin);
+		return psprintf("output_plugin_libraries of its publisher does not allow the output plugin \"%s\" of slot \"%s\"",
+						answer->plugin, sub->slotname);
 	}
 	if (strcmp(answer->slot_database, answer->database) != 0)
 	{
