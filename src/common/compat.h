@@ -298,6 +298,14 @@ typedef char *TandemPage;
 	((options)->proto.logical.streaming = (sub)->stream)
 #endif
 
+/* Is the publisher asked for its own changes only, and not for those it forwards? */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_SUBSCRIPTION_FILTERS_ORIGIN(sub) \
+	((sub)->origin != NULL && pg_strcasecmp((sub)->origin, LOGICALREP_ORIGIN_NONE) == 0)
+#else
+#define TANDEM_SUBSCRIPTION_FILTERS_ORIGIN(sub) ((void) (sub), false)
+#endif
+
 /* A STREAM ABORT message; we ask for no parallel streaming. */
 #if PG_VERSION_NUM >= 160000
 #define TANDEM_READ_STREAM_ABORT(in, xid, subxid) \

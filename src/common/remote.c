@@ -35,6 +35,7 @@
 struct TandemRemote
 {
 	PGconn	   *conn;
+	const char *peer;			/* what messages call the other side */
 	TandemGiveUp give_up;
 	uint64		bytes_sent;
 	uint64		bytes_received;
@@ -59,12 +60,12 @@ wait_socket(TandemRemote *remote, int socket_event, TimestampTz deadline,
 		if (why)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("gave up %s: %s", doing, why)));
+					 errmsg("gave up %s the %s: %s", doing, remote->peer, why)));
 		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), deadline);
 		if (left <= 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_CONNECTION_FAILURE),
-					 errmsg("timed out %s", doing),
+					 errmsg("timed out %s the %s", doing, remote->peer),
 					 errhint("Check that the other server runs and that the network lets this server reach it.")));
 		rc = WaitLatchOrSocket(MyLatch,
 							   WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH | socket_event,
@@ -86,12 +87,12 @@ connection_message(PGconn *conn)
 }
 
 /*
- * Connects to the node that conninfo describes, to database dbname if conninfo
- * has none, or in any case (override).  timeout_ms bounds the whole.
+ * As tandem_remote_connect.  peer: see there; hint: what to correct in a wrong
+ * conninfo; must_use_password: refuse a connection that needs none.
  */
-TandemRemote *
-tandem_remote_connect(const char *conninfo, const char *dbname, bool override,
-					  int timeout_ms, TandemGiveUp give_up)
+static TandemRemote *
+connect_to(const char *peer, const char *hint, const char *conninfo, const char *dbname,
+		   bool override, bool must_use_password, int timeout_ms, TandemGiveUp give_up)
 {
 	PQconninfoOption *options;
 	PQconninfoOption *o;
@@ -113,7 +114,7 @@ tandem_remote_connect(const char *conninfo, const char *dbname, bool override,
 		ereport(ERROR,
 				(errcode(ERRCODE_SYNTAX_ERROR),
 				 errmsg("invalid connection string: %s", message),
-				 errhint("Correct tandem.primary_conninfo, or primary_conninfo if that is empty.")));
+				 errhint("%s", hint)));
 	}
 
 	/* nothing of the other side's search_path may matter to our queries */
@@ -156,6 +157,7 @@ tandem_remote_connect(const char *conninfo, const char *dbname, bool override,
 
 	remote = MemoryContextAllocZero(TopMemoryContext, sizeof(TandemRemote));
 	remote->give_up = give_up;
+	remote->peer = peer;
 	PG_TRY();
 	{
 		PostgresPollingStatusType status = PGRES_POLLING_WRITING;
@@ -174,14 +176,20 @@ tandem_remote_connect(const char *conninfo, const char *dbname, bool override,
 						status == PGRES_POLLING_READING ?
 							WL_SOCKET_READABLE :
 							WL_SOCKET_CONNECTED,
-						deadline, "connecting to the primary");
+						deadline, "connecting to");
 			status = PQconnectPoll(remote->conn);
 		}
 		if (status == PGRES_POLLING_FAILED)
 			ereport(ERROR,
 					(errcode(ERRCODE_SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION),
-					 errmsg("could not connect to the primary: %s",
+					 errmsg("could not connect to the %s: %s", peer,
 							connection_message(remote->conn))));
+		if (must_use_password && !PQconnectionUsedPassword(remote->conn))
+			ereport(ERROR,
+					(errcode(ERRCODE_S_R_E_PROHIBITED_SQL_STATEMENT_ATTEMPTED),
+					 errmsg("the %s asked for no password", peer),
+					 errdetail("The subscription's owner is no superuser and must use one."),
+					 errhint("The other server's authentication method must be changed, or password_required set to false.")));
 		if (PQsetnonblocking(remote->conn, 1) != 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_CONNECTION_FAILURE),
@@ -195,6 +203,30 @@ tandem_remote_connect(const char *conninfo, const char *dbname, bool override,
 	}
 	PG_END_TRY();
 	return remote;
+}
+
+/*
+ * Connects to the node that conninfo describes, to database dbname if conninfo
+ * has none, or in any case (override).  timeout_ms bounds the whole.
+ */
+TandemRemote *
+tandem_remote_connect(const char *conninfo, const char *dbname, bool override,
+					  int timeout_ms, TandemGiveUp give_up)
+{
+	return connect_to("primary", "Correct tandem.primary_conninfo, or primary_conninfo if that is empty.",
+					  conninfo, dbname, override, false, timeout_ms, give_up);
+}
+
+/*
+ * Connects to a subscription's publisher, to the database that conninfo says;
+ * must_use_password: the server's rule for owners who are no superusers.
+ */
+TandemRemote *
+tandem_remote_connect_publisher(const char *conninfo, bool must_use_password,
+								int timeout_ms, TandemGiveUp give_up)
+{
+	return connect_to("publisher", "Correct it with ALTER SUBSCRIPTION ... CONNECTION.",
+					  conninfo, NULL, false, must_use_password, timeout_ms, give_up);
 }
 
 void
@@ -281,7 +313,7 @@ tandem_remote_query(TandemRemote *remote, const char *query, int nparams,
 						   formats, 1))
 		ereport(ERROR,
 				(errcode(ERRCODE_CONNECTION_FAILURE),
-				 errmsg("could not send query to the primary: %s",
+				 errmsg("could not send query to the %s: %s", remote->peer,
 						connection_message(conn))));
 	remote->bytes_sent += strlen(query) + 64;
 	for (i = 0; i < nparams; i++)
@@ -298,14 +330,14 @@ tandem_remote_query(TandemRemote *remote, const char *query, int nparams,
 			if (flush < 0)
 				ereport(ERROR,
 						(errcode(ERRCODE_CONNECTION_FAILURE),
-						 errmsg("could not send query to the primary: %s",
+						 errmsg("could not send query to the %s: %s", remote->peer,
 								connection_message(conn))));
 			wait_socket(remote, WL_SOCKET_WRITEABLE | WL_SOCKET_READABLE,
-						deadline, "sending a query to the primary");
+						deadline, "sending a query to");
 			if (!PQconsumeInput(conn))
 				ereport(ERROR,
 						(errcode(ERRCODE_CONNECTION_FAILURE),
-						 errmsg("lost the connection to the primary: %s",
+						 errmsg("lost the connection to the %s: %s", remote->peer,
 								connection_message(conn))));
 		}
 		for (;;)
@@ -313,11 +345,11 @@ tandem_remote_query(TandemRemote *remote, const char *query, int nparams,
 			while (PQisBusy(conn))
 			{
 				wait_socket(remote, WL_SOCKET_READABLE, deadline,
-							"waiting for the primary's answer");
+							"waiting for an answer of");
 				if (!PQconsumeInput(conn))
 					ereport(ERROR,
 							(errcode(ERRCODE_CONNECTION_FAILURE),
-							 errmsg("lost the connection to the primary: %s",
+							 errmsg("lost the connection to the %s: %s", remote->peer,
 									connection_message(conn))));
 			}
 			res = PQgetResult(conn);
@@ -339,7 +371,7 @@ tandem_remote_query(TandemRemote *remote, const char *query, int nparams,
 											   sqlstate[2], sqlstate[3],
 											   sqlstate[4]) :
 								 ERRCODE_CONNECTION_FAILURE),
-					 errmsg("the primary answered: %s",
+					 errmsg("the %s answered: %s", remote->peer,
 							primary ? primary : connection_message(conn)),
 					 hint ? errhint("%s", hint) : 0));
 		}

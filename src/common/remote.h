@@ -20,6 +20,9 @@ typedef struct TandemRemote TandemRemote;
 extern TandemRemote *tandem_remote_connect(const char *conninfo,
 										   const char *dbname, bool override,
 										   int timeout_ms, TandemGiveUp give_up);
+extern TandemRemote *tandem_remote_connect_publisher(const char *conninfo,
+													 bool must_use_password,
+													 int timeout_ms, TandemGiveUp give_up);
 extern void tandem_remote_close(TandemRemote *remote);
 extern bool tandem_remote_is_alive(TandemRemote *remote);
 extern PGresult *tandem_remote_query(TandemRemote *remote, const char *query,

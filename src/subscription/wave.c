@@ -35,6 +35,7 @@
 
 #include "common/compat.h"
 #include "common/settings.h"
+#include "common/wal_position.h"
 #include "subscription/leader.h"
 
 #define PING 1000				/* ms: does the publisher's session that holds the snapshot live? */

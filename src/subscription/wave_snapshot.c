@@ -28,7 +28,6 @@
 #include "access/genam.h"
 #include "access/table.h"
 #include "access/xact.h"
-#include "access/xlog_internal.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_type.h"
 #include "executor/tuptable.h"
@@ -477,16 +476,6 @@ tandem_publisher_query(WalReceiverConn *conn, const char *query, int ncolumns, c
 		MemoryContextSwitchTo(context);
 	}
 	return res;
-}
-
-XLogRecPtr
-tandem_end_of_record(XLogRecPtr insert, int64 page, int64 segment)
-{
-	if (insert % segment == SizeOfXLogLongPHD)
-		return insert - SizeOfXLogLongPHD;
-	if (insert % segment > (uint64) page && insert % page == SizeOfXLogShortPHD)
-		return insert - SizeOfXLogShortPHD;
-	return insert;
 }
 
 bool

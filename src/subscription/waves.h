@@ -315,14 +315,6 @@ extern void tandem_publisher_exec(WalReceiverConn *conn, const char *command);
 extern WalRcvExecResult *tandem_publisher_query(WalReceiverConn *conn, const char *query,
 												int ncolumns, const Oid *types);
 
-/*
- * The end of the last record before an insert position, with the publisher's
- * wal_block_size and wal_segment_size.  Where that is a page's end, the insert
- * position is behind the next page's header, and neither what is flushed nor
- * what is sent gets there before there is another record.
- */
-extern XLogRecPtr tandem_end_of_record(XLogRecPtr insert, int64 page, int64 segment);
-
 /* Has the publisher flushed the record that ends at lsn? */
 extern bool tandem_publisher_flushed(WalReceiverConn *conn, XLogRecPtr lsn);
 
