@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "common/archive.h"
+#include "common/compat.h"
 #include "common/file_perm.h"
 #include "fe_utils/recovery_gen.h"
 #include "rejoin/journal.h"
@@ -342,7 +343,7 @@ source_has_checkpoint(const Rejoin *r)
 static const char *
 conninfo_lines(const Rejoin *r)
 {
-	PQExpBuffer contents = GenerateRecoveryConfig(r->source.conn, pg_strdup(r->slot));
+	PQExpBuffer contents = TANDEM_RECOVERY_CONFIG(r->source.conn, pg_strdup(r->slot));
 
 	return contents->data;
 }

@@ -27,6 +27,11 @@
 #define TANDEM_SNAPBUILD_VERSION 4
 #endif
 
+/* VARSIZE and its like. */
+#if PG_VERSION_NUM >= 160000 && !defined(FRONTEND)
+#include "varatt.h"
+#endif
+
 /* Memory for the "extra" of a setting. */
 #if PG_VERSION_NUM >= 160000
 #define TANDEM_GUC_MALLOC(size) guc_malloc(LOG, size)
@@ -46,6 +51,22 @@
 	 (data)->restart_lsn == InvalidXLogRecPtr)
 #endif
 
+/* Creates a slot of this server's own: not a failover slot, not a synced one. */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_SLOT_CREATE(name, logical, persistency, two_phase) \
+	ReplicationSlotCreate(name, logical, persistency, two_phase, false, false)
+#else
+#define TANDEM_SLOT_CREATE(name, logical, persistency, two_phase) \
+	ReplicationSlotCreate(name, logical, persistency, two_phase)
+#endif
+
+/* Acquires a slot without waiting; an invalidated one, too. */
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_SLOT_ACQUIRE(name) ReplicationSlotAcquire(name, true, false)
+#else
+#define TANDEM_SLOT_ACQUIRE(name) ReplicationSlotAcquire(name, true)
+#endif
+
 /* A commit or abort record names relations whose storage is dropped. */
 #if PG_VERSION_NUM >= 160000
 #define TANDEM_XACT_HAS_RELATIONS XACT_XINFO_HAS_RELFILELOCATORS
@@ -58,6 +79,16 @@
 #define TANDEM_MY_PROCNO MyProcNumber
 #else
 #define TANDEM_MY_PROCNO (MyProc->pgprocno)
+#endif
+
+/*
+ * The settings of a new standby for a connection (fe_utils/recovery_gen.h), without the
+ * database that slot synchronization would use: we can't name it.
+ */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_RECOVERY_CONFIG(conn, slot) GenerateRecoveryConfig(conn, slot, NULL)
+#else
+#define TANDEM_RECOVERY_CONFIG(conn, slot) GenerateRecoveryConfig(conn, slot)
 #endif
 
 /* ---- the storage manager ---------------------------------------------------- */
@@ -174,8 +205,15 @@ typedef char *TandemPage;
 #define TANDEM_SUBSCRIPTION_OWNERCHECK(subid, role) pg_subscription_ownercheck(subid, role)
 #endif
 
+/* State to recheck rows that others have changed, without a plan. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_EPQ_INIT(epqstate, estate) EvalPlanQualInit(epqstate, estate, NULL, NIL, -1, NIL)
+#else
+#define TANDEM_EPQ_INIT(epqstate, estate) EvalPlanQualInit(epqstate, estate, NULL, NIL, -1)
+#endif
+
 /* The server's own workers of a subscription; caller has LogicalRepWorkerLock. */
-#if PG_VERSION_NUM >= 170000
+#if PG_VERSION_NUM >= 180000
 #define TANDEM_CORE_WORKERS(subid) logicalrep_workers_find(subid, false, false)
 #else
 #define TANDEM_CORE_WORKERS(subid) logicalrep_workers_find(subid, false)
@@ -308,15 +346,15 @@ typedef char *TandemPage;
 
 /* A STREAM ABORT message; we ask for no parallel streaming. */
 #if PG_VERSION_NUM >= 160000
-#define TANDEM_READ_STREAM_ABORT(in, xid, subxid) \
+#define TANDEM_READ_STREAM_ABORT(in, top, sub) \
 	do { \
 		LogicalRepStreamAbortData abort_data; \
 		logicalrep_read_stream_abort(in, &abort_data, false); \
-		*(xid) = abort_data.xid; \
-		*(subxid) = abort_data.subxid; \
+		*(top) = abort_data.xid; \
+		*(sub) = abort_data.subxid; \
 	} while (0)
 #else
-#define TANDEM_READ_STREAM_ABORT(in, xid, subxid) logicalrep_read_stream_abort(in, xid, subxid)
+#define TANDEM_READ_STREAM_ABORT(in, top, sub) logicalrep_read_stream_abort(in, top, sub)
 #endif
 
 /* ---- copies of tables ---------------------------------------------------------- */

@@ -56,6 +56,7 @@
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 
+#include "common/compat.h"
 #include "common/controldata_utils.h"
 #include "common/settings.h"
 #include "common/standby.h"
@@ -143,7 +144,7 @@ create_slot(const char *name, XLogRecPtr lsn)
 	XLogRecPtr	reserved;
 	XLogSegNo	segno;
 
-	ReplicationSlotCreate(name, false, RS_EPHEMERAL, false);
+	TANDEM_SLOT_CREATE(name, false, RS_EPHEMERAL, false);
 	ReplicationSlotReserveWal();
 	reserved = MyReplicationSlot->data.restart_lsn;
 	if (lsn < reserved)
@@ -164,7 +165,7 @@ create_slot(const char *name, XLogRecPtr lsn)
 static void
 move_slot(const char *name, XLogRecPtr lsn)
 {
-	ReplicationSlotAcquire(name, true);
+	TANDEM_SLOT_ACQUIRE(name);
 	set_restart_lsn(lsn);
 	ReplicationSlotRelease();
 }

@@ -38,6 +38,7 @@
 #include "storage/fd.h"
 #include "utils/builtins.h"
 
+#include "common/compat.h"
 #include "common/remote.h"
 #include "common/tmpfile.h"
 #include "slots/slots.h"

@@ -51,6 +51,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "common/compat.h"
 #include "common/settings.h"
 #include "common/version.h"
 #include "slots/slots.h"
@@ -234,7 +235,7 @@ acquire_hold(const char *hold)
 {
 	if (SearchNamedReplicationSlot(hold, true) == NULL)
 		return false;
-	ReplicationSlotAcquire(hold, true);
+	TANDEM_SLOT_ACQUIRE(hold);
 	Assert(MyReplicationSlot != NULL);
 	if (SlotIsLogical(MyReplicationSlot) ||
 		!XLogRecPtrIsInvalid(MyReplicationSlot->data.restart_lsn))
@@ -299,7 +300,7 @@ tandem_hold_update(const char *standby, TransactionId saved_xmin)
 		LWLockRelease(ReplicationSlotControlLock);
 		if (!any)
 			return InvalidTransactionId;
-		ReplicationSlotCreate(NameStr(hold), false, RS_EPHEMERAL, false);
+		TANDEM_SLOT_CREATE(NameStr(hold), false, RS_EPHEMERAL, false);
 		created = true;
 	}
 

@@ -37,6 +37,7 @@
 #include "replication/slot.h"
 #include "storage/lwlock.h"
 
+#include "common/compat.h"
 #include "slots/slots.h"
 
 /* Copies a logical slot.  Caller holds ReplicationSlotControlLock. */
@@ -154,7 +155,7 @@ tandem_local_create(const TandemRemoteSlot *remote, Oid database,
 	XLogSegNo	segno;
 
 	Assert(MyReplicationSlot == NULL);
-	ReplicationSlotCreate(NameStr(remote->name), true, RS_EPHEMERAL,
+	TANDEM_SLOT_CREATE(NameStr(remote->name), true, RS_EPHEMERAL,
 						  (remote->flags & TANDEM_SLOT_TWO_PHASE) != 0);
 	slot = MyReplicationSlot;
 
@@ -213,7 +214,7 @@ tandem_local_move(const TandemRemoteSlot *remote, XLogRecPtr restart_lsn)
 	volatile bool xmin_moved = false;
 	ReplicationSlotPersistentData before;
 
-	ReplicationSlotAcquire(NameStr(remote->name), true);
+	TANDEM_SLOT_ACQUIRE(NameStr(remote->name));
 	slot = MyReplicationSlot;
 
 	SpinLockAcquire(&slot->mutex);
@@ -289,9 +290,9 @@ tandem_reserve(XLogRecPtr lsn)
 
 	Assert(MyReplicationSlot == NULL);
 	if (tandem_reserve_exists())
-		ReplicationSlotAcquire(TANDEM_RESERVE_SLOT, true);
+		TANDEM_SLOT_ACQUIRE(TANDEM_RESERVE_SLOT);
 	else
-		ReplicationSlotCreate(TANDEM_RESERVE_SLOT, true, RS_TEMPORARY, false);
+		TANDEM_SLOT_CREATE(TANDEM_RESERVE_SLOT, true, RS_TEMPORARY, false);
 	slot = MyReplicationSlot;
 	SpinLockAcquire(&slot->mutex);
 	slot->data.restart_lsn = lsn;

@@ -50,6 +50,7 @@
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
+#include "common/compat.h"
 #include "slots/slots.h"
 
 #define DECODE_LIMIT 60000		/* ms that one proof may take */
@@ -251,7 +252,7 @@ decode_forward(TandemHelper *task)
 	StartTransactionCommand();
 	old_owner = CurrentResourceOwner;
 
-	ReplicationSlotCreate(TANDEM_PROOF_SLOT, true, RS_TEMPORARY, false);
+	TANDEM_SLOT_CREATE(TANDEM_PROOF_SLOT, true, RS_TEMPORARY, false);
 	slot = MyReplicationSlot;
 	SpinLockAcquire(&slot->mutex);
 	slot->data.restart_lsn = task->restart_lsn;

@@ -38,6 +38,7 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 
 #include "subscription/subscription.h"
 

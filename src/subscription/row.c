@@ -23,6 +23,7 @@
 #include "nodes/nodeFuncs.h"
 #include "storage/ipc.h"
 #include "storage/lmgr.h"
+#include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/pg_lsn.h"

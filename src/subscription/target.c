@@ -152,7 +152,7 @@ make_common(TandemTarget *target)
 		if (target->map->columns[i].remote >= 0)
 			target->sent = bms_add_member(target->sent, i + 1 - FirstLowInvalidHeapAttributeNumber);
 	}
-	EvalPlanQualInit(&target->epqstate, target->estate, NULL, NIL, -1);
+	TANDEM_EPQ_INIT(&target->epqstate, target->estate);
 	set_lookup(target);
 }
 
