@@ -51,7 +51,11 @@ for my $streaming (qw(off on))
 				return $publisher->query("SELECT confirmed_flush_lsn >= '$lsn' FROM pg_replication_slots WHERE slot_name = '$name'") eq 't';
 			},
 			"$kind to be applied", $patience);
-		cmp_ok($most, '<', $limit, "$rows rows, $kind, streaming $streaming: at most $most kB");
+		SKIP:
+		{
+			skip 'a sanitizer keeps memory of its own', 1 if $ENV{TANDEM_SERVER_PRELOAD};
+			cmp_ok($most, '<', $limit, "$rows rows, $kind, streaming $streaming: at most $most kB");
+		}
 		is($subscriber->query("SELECT ${kind}s FROM tandem.subscriptions WHERE subscription = '$name'"), $rows, "$kind: all were applied");
 	}
 	is($subscriber->pid_of(qr/tandem apply/), $pid, 'by one process');

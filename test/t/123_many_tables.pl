@@ -109,7 +109,11 @@ is($subscriber->query('SELECT sums()'), $publisher->query('SELECT sums()'), 'equ
 is($subscriber->query('SELECT count(DISTINCT wave), max(attempts) FROM tandem.tables'), '1|0', 'in one wave, at the first attempt');
 for my $kind ('apply', 'wave', 'copy')
 {
-	cmp_ok($most{$kind} // 0, '<', $limit, "memory of tandem $kind, kB");
+	SKIP:
+	{
+		skip 'a sanitizer keeps memory of its own', 1 if $ENV{TANDEM_SERVER_PRELOAD};
+		cmp_ok($most{$kind} // 0, '<', $limit, "memory of tandem $kind, kB");
+	}
 	cmp_ok($most{$kind} // 0, '>', 0, '... was looked at');
 }
 is($subscriber->query(q{SELECT string_agg(DISTINCT srsubstate::text, '') FROM pg_subscription_rel}), 'r', 'the server knows them as ready');

@@ -55,7 +55,11 @@ for my $table (qw(fast plain words))
 		},
 		"$table to be ready");
 	note("$table: at most $most kB");
-	cmp_ok($most, '<', $limit, "$rows rows of $mb MB, $table: memory, kB") or diag("$most kB");
+	SKIP:
+	{
+		skip 'a sanitizer keeps memory of its own', 1 if $ENV{TANDEM_SERVER_PRELOAD};
+		cmp_ok($most, '<', $limit, "$rows rows of $mb MB, $table: memory, kB") or diag("$most kB");
+	}
 	cmp_ok($most, '>', 0, '... was looked at');
 	is($subscriber->query("SELECT count(*), sum(hashtextextended(md5(v), 0)) FROM $table"),
 		$publisher->query("SELECT count(*), sum(hashtextextended(md5(v), 0)) FROM $table"), "$table is equal");
