@@ -422,6 +422,86 @@ AS 'MODULE_PATHNAME', 'tandem_resync' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE
 COMMENT ON FUNCTION tandem.resync(name, regclass) IS
 'copies one table of an adopted subscription again; its readers wait while that happens';
 
+/* ---- tombstones ------------------------------------------------------------ */
+
+-- A ring of eight relations; what one holds is an epoch.  See src/conflict/store.h.
+-- hash 0: entries about a whole table.
+CREATE MATERIALIZED VIEW tandem.deleted_0 AS SELECT
+	NULL::oid AS root,
+	NULL::oid AS leaf,
+	NULL::integer AS version,
+	NULL::bigint AS hash,
+	NULL::bytea AS key,
+	NULL::pg_lsn AS lsn,
+	NULL::bigint AS n,
+	NULL::xid AS xid,
+	NULL::timestamptz AS "time",
+	NULL::integer AS origin,
+	NULL::"char" AS kind
+WITH NO DATA;
+CREATE INDEX deleted_0_key ON tandem.deleted_0 (root, hash);
+CREATE MATERIALIZED VIEW tandem.deleted_1 AS SELECT * FROM tandem.deleted_0 WITH NO DATA;
+CREATE INDEX deleted_1_key ON tandem.deleted_1 (root, hash);
+CREATE MATERIALIZED VIEW tandem.deleted_2 AS SELECT * FROM tandem.deleted_0 WITH NO DATA;
+CREATE INDEX deleted_2_key ON tandem.deleted_2 (root, hash);
+CREATE MATERIALIZED VIEW tandem.deleted_3 AS SELECT * FROM tandem.deleted_0 WITH NO DATA;
+CREATE INDEX deleted_3_key ON tandem.deleted_3 (root, hash);
+CREATE MATERIALIZED VIEW tandem.deleted_4 AS SELECT * FROM tandem.deleted_0 WITH NO DATA;
+CREATE INDEX deleted_4_key ON tandem.deleted_4 (root, hash);
+CREATE MATERIALIZED VIEW tandem.deleted_5 AS SELECT * FROM tandem.deleted_0 WITH NO DATA;
+CREATE INDEX deleted_5_key ON tandem.deleted_5 (root, hash);
+CREATE MATERIALIZED VIEW tandem.deleted_6 AS SELECT * FROM tandem.deleted_0 WITH NO DATA;
+CREATE INDEX deleted_6_key ON tandem.deleted_6 (root, hash);
+CREATE MATERIALIZED VIEW tandem.deleted_7 AS SELECT * FROM tandem.deleted_0 WITH NO DATA;
+CREATE INDEX deleted_7_key ON tandem.deleted_7 (root, hash);
+
+-- One row an epoch that has a relation of the ring.
+CREATE MATERIALIZED VIEW tandem.deletion_epochs AS SELECT
+	NULL::integer AS ring,
+	NULL::bigint AS epoch,
+	NULL::"char" AS state,
+	NULL::timestamptz AS opened,
+	NULL::timestamptz AS closed,
+	NULL::pg_lsn AS first_lsn,
+	NULL::pg_lsn AS last_lsn,
+	NULL::timestamptz AS max_time,
+	NULL::bigint AS entries,
+	NULL::bigint AS bytes
+WITH NO DATA;
+CREATE UNIQUE INDEX deletion_epochs_key ON tandem.deletion_epochs (ring);
+
+-- One row: how far deletes have been collected.
+CREATE MATERIALIZED VIEW tandem.deletion_state AS SELECT
+	NULL::bigint AS system,
+	NULL::integer AS timeline,
+	NULL::timestamptz AS started,
+	NULL::pg_lsn AS collected_lsn,
+	NULL::timestamptz AS collected_time,
+	NULL::integer AS ring,
+	NULL::bigint AS epoch
+WITH NO DATA;
+CREATE UNIQUE INDEX deletion_state_key ON tandem.deletion_state (system);
+
+-- Tables whose deletes are collected, for which subscription, since when.
+CREATE MATERIALIZED VIEW tandem.deletion_tables AS SELECT
+	NULL::oid AS subid,
+	NULL::oid AS root,
+	NULL::pg_lsn AS lsn,
+	NULL::timestamptz AS "time"
+WITH NO DATA;
+CREATE UNIQUE INDEX deletion_tables_key ON tandem.deletion_tables (subid, root);
+
+-- Times of which deletes are not known; subid 0 = for all subscriptions.
+CREATE MATERIALIZED VIEW tandem.deletion_windows AS SELECT
+	NULL::oid AS subid,
+	NULL::pg_lsn AS from_lsn,
+	NULL::pg_lsn AS to_lsn,
+	NULL::timestamptz AS from_time,
+	NULL::timestamptz AS to_time,
+	NULL::text AS reason
+WITH NO DATA;
+CREATE INDEX deletion_windows_key ON tandem.deletion_windows (subid, to_time);
+
 /* ---- privileges ---------------------------------------------------------- */
 
 REVOKE ALL ON FUNCTION tandem.slots_status() FROM PUBLIC;
