@@ -216,7 +216,7 @@ sub kill9_all
 	print '### Killing node "' . $self->name . "\" and all its processes\n";
 	# stopped, it can neither notice its children's death nor have new ones; they
 	# go first, for a backend that sees the postmaster die rolls back in good order
-	stall($postmaster);
+	stall_working($postmaster);
 	my @pids = (child_pids($postmaster), $postmaster);
 	kill 'KILL', @pids;
 	poll_for(sub { !grep { process_alive($_) } @pids },
