@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "catalog/pg_tablespace_d.h"
+#include "common/compat.h"
 #include "common/file_perm.h"
 #include "common/file_utils.h"
 #include "common/string.h"
@@ -125,7 +126,7 @@ path_parse(const char *path, PathInfo *info)
 char *
 rel_path(RelFile rel, ForkNumber fork, uint32 segment)
 {
-	char	   *path = GetRelationPath(rel.database, rel.tablespace, rel.node, -1, fork);
+	char	   *path = TANDEM_FILE_PATH(rel.database, rel.tablespace, rel.node, fork);
 
 	return segment == 0 ? path : psprintf("%s.%u", path, segment);
 }

@@ -81,6 +81,13 @@
 #define TANDEM_MY_PROCNO (MyProc->pgprocno)
 #endif
 
+/* The path of a relation's fork, palloc'd (common/relpath.h). */
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_FILE_PATH(db, spc, rel, fork) pstrdup(GetRelationPath(db, spc, rel, -1, fork).str)
+#else
+#define TANDEM_FILE_PATH(db, spc, rel, fork) GetRelationPath(db, spc, rel, -1, fork)
+#endif
+
 /*
  * The settings of a new standby for a connection (fe_utils/recovery_gen.h), without the
  * database that slot synchronization would use: we can't name it.
@@ -233,6 +240,15 @@ typedef char *TandemPage;
 #else
 #define TANDEM_ADD_SUBSCRIPTION_REL(subid, relid, state) \
 	AddSubscriptionRelState(subid, relid, state, InvalidXLogRecPtr)
+#endif
+
+/* Changes a table's state; takes the lock itself. */
+#if PG_VERSION_NUM >= 180000
+#define TANDEM_UPDATE_SUBSCRIPTION_REL(subid, relid, state, lsn) \
+	UpdateSubscriptionRelState(subid, relid, state, lsn, false)
+#else
+#define TANDEM_UPDATE_SUBSCRIPTION_REL(subid, relid, state, lsn) \
+	UpdateSubscriptionRelState(subid, relid, state, lsn)
 #endif
 
 /* A connection to the publisher for logical replication. */

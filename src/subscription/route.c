@@ -55,6 +55,7 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "common/compat.h"
 #include "common/settings.h"
 #include "subscription/dispatch.h"
 #include "subscription/route.h"
@@ -517,7 +518,7 @@ write_ready(TandemCopy *copy, const TandemWaveSnapshot *snapshot)
 	copy->finished = GetCurrentTimestamp();
 	tandem_copies_put_one(copy);
 	if (GetSubscriptionRelState(copy->subid, copy->relid, &lsn) == SUBREL_STATE_INIT)
-		UpdateSubscriptionRelState(copy->subid, copy->relid, SUBREL_STATE_READY, snapshot->lsn);
+		TANDEM_UPDATE_SUBSCRIPTION_REL(copy->subid, copy->relid, SUBREL_STATE_READY, snapshot->lsn);
 }
 
 static bool lock_missed = false;	/* by the look that goes on */

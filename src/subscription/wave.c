@@ -316,8 +316,8 @@ choose_tables(List *copies, int64 wave)
 	}
 	tandem_copies_put(chosen);
 	foreach(lc, unready)
-		UpdateSubscriptionRelState(tandem_leader.sub->oid, lfirst_oid(lc), SUBREL_STATE_INIT,
-								   InvalidXLogRecPtr);
+		TANDEM_UPDATE_SUBSCRIPTION_REL(tandem_leader.sub->oid, lfirst_oid(lc), SUBREL_STATE_INIT,
+									   InvalidXLogRecPtr);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(tandem_leader.context);
 	if (chosen != NIL)
