@@ -28,6 +28,7 @@
  */
 #include "postgres_fe.h"
 
+#include "common/compat.h"
 #include "node.h"
 #include "subscription.h"
 #include "text.h"

@@ -27,6 +27,7 @@
 #include "pqexpbuffer.h"
 
 #include "command.h"
+#include "common/compat.h"
 #include "rejoin/wal.h"
 
 #define LSN_ARGS(lsn) (uint32) ((lsn) >> 32), (uint32) (lsn)

@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "common/compat.h"
 #include "common/file_perm.h"
 #include "port/pg_bswap.h"
 #include "result.h"

@@ -27,6 +27,11 @@
 #define TANDEM_SNAPBUILD_VERSION 4
 #endif
 
+/* 18 has pg_noreturn instead, which stands elsewhere in a declaration. */
+#if PG_VERSION_NUM >= 180000
+#define pg_attribute_noreturn() __attribute__((noreturn))
+#endif
+
 /* VARSIZE and its like. */
 #if PG_VERSION_NUM >= 160000 && !defined(FRONTEND)
 #include "varatt.h"

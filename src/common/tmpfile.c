@@ -18,6 +18,7 @@
 #include "port/pg_iovec.h"
 #include "storage/fd.h"
 
+#include "common/compat.h"
 #include "common/tmpfile.h"
 
 /* Closes and removes the file, then raises the error that errno says. */

@@ -44,6 +44,7 @@
 #ifndef TANDEM_STORE_H
 #define TANDEM_STORE_H
 
+#include "common/compat.h"
 #include "conflict/conflict.h"
 #include "nodes/pg_list.h"
 #include "storage/latch.h"

@@ -14,6 +14,8 @@
 #include "access/xlogdefs.h"
 #include "replication/slot.h"
 
+#include "common/compat.h"
+
 /* ---- retention.c: slots that keep WAL for a node to be rejoined ---- */
 
 typedef struct TandemRetention

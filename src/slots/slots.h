@@ -36,6 +36,8 @@
 #include "storage/condition_variable.h"
 #include "storage/lwlock.h"
 
+#include "common/compat.h"
+
 /* Version of the conversation between tandem.source_slots and its caller. */
 #define TANDEM_PROTOCOL 1
 

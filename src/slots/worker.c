@@ -36,6 +36,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "common/compat.h"
 #include "common/settings.h"
 #include "slots/gate.h"
 #include "slots/slots.h"

@@ -14,6 +14,8 @@
 #include "replication/logicalproto.h"
 #include "replication/walreceiver.h"
 
+#include "common/compat.h"
+
 /* The apply worker's state; in this process only. */
 typedef struct TandemApply
 {

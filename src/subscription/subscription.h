@@ -40,6 +40,8 @@
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 
+#include "common/compat.h"
+
 #define TANDEM_LABEL_PROVIDER "tandem"
 #define TANDEM_LABEL_SIZE 1024	/* bytes; longer ones might be toasted, which a
 								 * process without a database can't read */

@@ -51,6 +51,7 @@
 #include "storage/spin.h"
 #include "utils/relcache.h"
 
+#include "common/compat.h"
 #include "common/own_relation.h"
 #include "subscription/subscription.h"
 
