@@ -526,3 +526,15 @@ GRANT EXECUTE ON FUNCTION
 	tandem.failback_status(), tandem.subscriptions_status(), tandem.tables_status() TO pg_monitor;
 GRANT SELECT ON tandem.slots, tandem.sync_status, tandem.standbys,
 	tandem.failback, tandem.subscriptions, tandem.tables TO pg_monitor;
+
+/* ---- conflicts: rules of tables ---------------------------------------------- */
+
+-- What holds for single tables; see src/conflict/rules.c.
+CREATE MATERIALIZED VIEW tandem.conflict_rules AS SELECT
+	NULL::oid AS subid,
+	NULL::oid AS relid,
+	NULL::"char" AS kind,
+	NULL::text AS name,
+	NULL::text AS value
+WITH NO DATA;
+CREATE INDEX conflict_rules_key ON tandem.conflict_rules (subid, relid);

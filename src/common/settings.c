@@ -14,6 +14,7 @@
  */
 #include "postgres.h"
 
+#include <ctype.h>
 #include <fnmatch.h>
 #include <limits.h>
 
@@ -38,6 +39,8 @@ int			tandem_failback_keep_size;
 int			tandem_sync_workers;
 int			tandem_spool_limit;
 bool		tandem_fast_copy;
+char	   *tandem_node_id;
+int			tandem_debug_clock_offset;
 bool		tandem_debug_ship_snapshots;
 int			tandem_debug_guard_failure;
 int			tandem_debug_publisher_version;
@@ -122,6 +125,29 @@ check_failover_slots(char **newval, void **extra, GucSource source)
 		}
 	}
 	return true;
+}
+
+bool
+tandem_node_id_valid(const char *text)
+{
+	if (strlen(text) >= NAMEDATALEN)
+		return false;
+	for (const char *p = text; *p; p++)
+	{
+		if (!isalnum((unsigned char) *p) && strchr("_-.", *p) == NULL)
+			return false;
+	}
+	return true;
+}
+
+/* check_hook of tandem.node_id */
+static bool
+check_node_id(char **newval, void **extra, GucSource source)
+{
+	if (tandem_node_id_valid(*newval))
+		return true;
+	GUC_check_errhint("It can be " TANDEM_NODE_ID_VALUES ".");
+	return false;
 }
 
 /*
@@ -246,6 +272,20 @@ tandem_define_settings(void)
 							 "Readers of such a table wait until its copy commits.",
 							 &tandem_fast_copy, true,
 							 PGC_SIGHUP, 0, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("tandem.node_id",
+							   "This node's identifier where the commit times of a conflict are equal.",
+							   "Empty means the system identifier.",
+							   &tandem_node_id, "",
+							   PGC_SIGHUP, 0, check_node_id, NULL, NULL);
+
+	DefineCustomIntVariable("tandem.debug_clock_offset",
+							"Developer setting: apply workers that wait for the publisher's clock see ours as this much later.",
+							NULL,
+							&tandem_debug_clock_offset, 0, INT_MIN, INT_MAX,
+							PGC_SIGHUP,
+							GUC_UNIT_MS | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
+							NULL, NULL, NULL);
 
 	DefineCustomBoolVariable("tandem.debug_ship_snapshots",
 							 "Developer setting: off copies slot positions without snapshots or proof.",

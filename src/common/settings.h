@@ -25,6 +25,13 @@ extern int	tandem_failback_keep_size;	/* MB, 0 = keep nothing */
 extern int	tandem_sync_workers;	/* copy workers of a subscription */
 extern int	tandem_spool_limit; /* MB, of one table */
 
+extern char *tandem_node_id;	/* empty = the system identifier */
+
+#define TANDEM_NODE_ID_VALUES "up to 63 letters, digits, \"_\", \"-\" and \".\""
+
+/* Can this be a node's identifier, or none (empty)? */
+extern bool tandem_node_id_valid(const char *text);
+
 /* What of the primary waits for the failback standbys; bits. */
 typedef enum TandemTransfer
 {
@@ -54,6 +61,7 @@ extern int	tandem_debug_guard_failure; /* a TandemSmgrFailure */
 extern int	tandem_debug_publisher_version; /* 0 = what it is */
 extern int	tandem_debug_wave_share;	/* kB */
 extern int	tandem_debug_range_size;	/* kB */
+extern int	tandem_debug_clock_offset;	/* ms */
 
 extern void tandem_define_settings(void);
 

@@ -6,7 +6,7 @@
  *
  * Knowing
  *	 types.c	the types of conflicts, the outcomes, which go together
- *	 rules.c	the outcome for a table and type: tandem.set_conflict(), deltas
+ *	 rules.c	the outcomes for a table, and its counters
  *	 session.c	what is being applied, and for whom
  *	 local.c	who wrote the row that is here, and when
  *	 decide.c	who wins
@@ -79,7 +79,7 @@ extern bool tandem_outcome_parse(const char *name, TandemOutcome *outcome);
 /* May this outcome be configured for this type? */
 extern bool tandem_outcome_allowed(TandemConflictType type, TandemOutcome outcome);
 
-/* The names that may, as "error, skip and apply" (palloc'd): for hints. */
+/* The names that may, as "error, skip or apply" (palloc'd): for hints. */
 extern char *tandem_outcomes_of(TandemConflictType type);
 
 /* What the server does. */
@@ -116,11 +116,35 @@ typedef struct TandemTableRules
 
 /*
  * The rules of a table (partitions: of the root that the publisher knows), valid
- * until the next call after an invalidation.  Needs a transaction.
+ * until the next transaction.  Needs a transaction.
  */
 extern const TandemTableRules *tandem_table_rules(Oid relid);
 
-/* ---- local.c, decide.c --------------------------------------------------------------- */
+/* Is there last_update_wins in this session, for any table and type?  Needs a transaction. */
+extern bool tandem_rules_last_update_wins(void);
+
+/* They are read again when next needed; session.outcomes, too.  Raises nothing. */
+extern void tandem_rules_forget(void);
+
+/*
+ * Changes a rule; outcome -1 = that of the subscription.  Returns whether that
+ * is a change.  The caller has checked all, and holds a lock on the subscription
+ * against others who do the same.
+ */
+extern bool tandem_rules_set_outcome(Oid subid, Oid relid, TandemConflictType type, int outcome);
+extern bool tandem_rules_set_delta(Oid subid, Oid relid, AttrNumber attnum, bool on);
+
+/* Forgets those of a subscription, or of a table; the other is InvalidOid. */
+extern void tandem_rules_drop(Oid subid, Oid relid);
+
+/*
+ * The identifier of a subscription's publisher (NAMEDATALEN bytes).  Read: false
+ * = not known yet, and node is empty.
+ */
+extern void tandem_rules_write_node(Oid subid, const char *node);
+extern bool tandem_rules_read_node(Oid subid, char *node);
+
+/* ---- local.c --------------------------------------------------------------- */
 
 /* Who wrote a version of a row, or deleted it. */
 typedef struct TandemParty
@@ -130,6 +154,23 @@ typedef struct TandemParty
 	TimestampTz time;			/* commit; 0 = unknown */
 	RepOriginId origin;			/* Invalid = written on this node */
 } TandemParty;
+
+/*
+ * Who wrote the row in a slot of its table's kind.  Returns whether it was this
+ * transaction.  Never raises; a slot without a stored row is unknown.
+ */
+extern bool tandem_local_party(TupleTableSlot *slot, TandemParty *party);
+
+/* ---- decide.c ------------------------------------------------------------------------ */
+
+/* This node's identifier: tandem.node_id, or the system identifier. */
+extern const char *tandem_own_node(void);
+
+/*
+ * Does the session's remote transaction win over what "local" wrote?  By commit
+ * time, then by node identifier.  *reason says why (static).  Needs a transaction.
+ */
+extern bool tandem_remote_wins(const TandemParty *local, const char **reason);
 
 /* ---- log.c --------------------------------------------------------------------------- */
 

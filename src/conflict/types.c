@@ -111,7 +111,7 @@ tandem_outcomes_of(TandemConflictType type)
 		appendStringInfoString(&list, outcomes[i]);
 		left--;
 		if (left > 0)
-			appendStringInfoString(&list, left == 1 ? " and " : ", ");
+			appendStringInfoString(&list, left == 1 ? " or " : ", ");
 	}
 	return list.data;
 }

@@ -22,7 +22,9 @@
 
 #include "access/xact.h"
 #include "catalog/pg_subscription_rel.h"
+#include "catalog/pg_type.h"
 #include "commands/subscriptioncmds.h"
+#include "executor/tuptable.h"
 #include "fmgr.h"
 #include "libpq/pqformat.h"
 #include "miscadmin.h"
@@ -36,17 +38,21 @@
 #include "replication/worker_internal.h"
 #include "storage/ipc.h"
 #include "tcop/tcopprot.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/tuplestore.h"
 #include "utils/wait_event.h"
 
 #include "common/compat.h"
+#include "conflict/conflict.h"
 #include "subscription/apply.h"
 #include "subscription/dispatch.h"
 #include "subscription/route.h"
 #include "subscription/subscription.h"
+#include "subscription/waves.h"
 
 #define NAP 1000				/* ms; idle, nothing to confirm */
 
@@ -141,6 +147,41 @@ take_origin(void)
 	return position;
 }
 
+/* Asks the publisher for its identifier in conflicts, unless option node_id says it. */
+static void
+learn_node(const char *system)
+{
+	const Oid	types[] = {TEXTOID};
+	TandemSubscriptionOptions options;
+	WalRcvExecResult *result;
+	TupleTableSlot *slot;
+	bool		isnull;
+
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	tandem_options_init(&options);
+	(void) tandem_subscription_adopted(tandem_apply.sub->oid, &options);
+	if (options.node_id[0] == '\0')
+	{
+		result = tandem_publisher_query(publisher,
+										"SELECT pg_catalog.current_setting('tandem.node_id', true)",
+										lengthof(types), types);
+		slot = MakeSingleTupleTableSlot(result->tupledesc, &TTSOpsMinimalTuple);
+		if (!tuplestore_gettupleslot(result->tuplestore, true, false, slot))
+			elog(ERROR, "the publisher sent no answer");
+		slot_getallattrs(slot);
+		isnull = slot->tts_isnull[0];
+		if (!isnull)
+			strlcpy(options.node_id, TextDatumGetCString(slot->tts_values[0]), NAMEDATALEN);
+		ExecDropSingleTupleTableSlot(slot);
+		walrcv_clear_result(result);
+	}
+	tandem_rules_write_node(tandem_apply.sub->oid,
+							options.node_id[0] != '\0' ? options.node_id : system);
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+}
+
 /* Returns the publisher's timeline. */
 static TimeLineID
 connect_to_publisher(void)
@@ -154,7 +195,7 @@ connect_to_publisher(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_CONNECTION_FAILURE),
 				 errmsg("could not connect to the publisher: %s", error)));
-	(void) walrcv_identify_system(publisher, &timeline);
+	learn_node(walrcv_identify_system(publisher, &timeline));
 	return timeline;
 }
 
@@ -409,15 +450,19 @@ apply(void)
 {
 	ErrorContextCallback context;
 	XLogRecPtr	position;
+	TimeLineID	timeline;
 
 	StartTransactionCommand();
 	tandem_row_read();
 	CommitTransactionCommand();
-	tandem_apply_begin_session(tandem_apply.sub);
 	SetConfigOption("synchronous_commit", tandem_apply.sub->synccommit, PGC_BACKEND, PGC_S_OVERRIDE);
 
 	position = take_origin();
-	start_streaming(position, connect_to_publisher());
+	timeline = connect_to_publisher();
+	StartTransactionCommand();
+	tandem_apply_begin_session(tandem_apply.sub);
+	CommitTransactionCommand();
+	start_streaming(position, timeline);
 
 	ereport(LOG,
 			(errmsg("tandem apply worker for subscription \"%s\" has started", tandem_apply.sub->name)));

@@ -13,10 +13,12 @@
 
 #include "libpq/pqformat.h"
 #include "replication/logicalproto.h"
+#include "replication/origin.h"
 #include "replication/worker_internal.h"
 #include "utils/memutils.h"
 
 #include "common/compat.h"
+#include "conflict/conflict.h"
 #include "subscription/dispatch.h"
 #include "subscription/modify.h"
 #include "subscription/subscription.h"
@@ -27,8 +29,29 @@ TandemApplyCounts tandem_apply_counts;
 void
 tandem_apply_begin_session(const Subscription *sub)
 {
+	TandemSubscriptionOptions options;
+	TandemConflictSession *session = &tandem_conflict_session;
+
 	/* functions of the server that we call report conflicts in its name (18) */
 	MySubscription = (Subscription *) sub;
+
+	tandem_options_init(&options);
+	(void) tandem_subscription_adopted(sub->oid, &options);
+	session->subid = sub->oid;
+	session->subname = sub->name;
+	session->origin = replorigin_session_origin;
+	session->outcomes = options.outcomes;
+	session->tombstones = options.tombstones;
+	(void) tandem_rules_read_node(sub->oid, session->node);
+	tandem_rules_forget();
+}
+
+void
+tandem_apply_begin_transaction(TransactionId xid, XLogRecPtr lsn, TimestampTz time)
+{
+	tandem_conflict_session.xid = xid;
+	tandem_conflict_session.lsn = lsn;
+	tandem_conflict_session.time = time;
 }
 
 /* ---- What has been done -------------------------------------------------------- */
@@ -234,6 +257,7 @@ tandem_apply_abort(void)
 	tandem_targets_abort();
 	tandem_relations_abort();
 	memset(&tandem_apply_counts, 0, sizeof(tandem_apply_counts));
+	tandem_apply_begin_transaction(InvalidTransactionId, InvalidXLogRecPtr, 0);
 	tandem_apply_at.action = 0;
 	set_table(NULL);
 	tandem_apply_at.column = -1;

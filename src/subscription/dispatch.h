@@ -44,10 +44,17 @@ extern TandemApplyCounts tandem_apply_counts;
 extern void tandem_apply_counted(void);
 
 /*
- * Before the first message: what the session applies for.  "sub" must live as
- * long as the session, or be replaced by another call.
+ * Before the first message, and when options or rules may have changed: what
+ * the session applies for.  "sub" must live as long as the session, or be
+ * replaced by another call.  The session's origin is set.  In a transaction.
  */
 extern void tandem_apply_begin_session(const Subscription *sub);
+
+/*
+ * The remote transaction whose changes follow: its end there, its commit time,
+ * 0 = unknown.  Raises nothing.
+ */
+extern void tandem_apply_begin_transaction(TransactionId xid, XLogRecPtr lsn, TimestampTz time);
 
 /*
  * Applies one RELATION, TYPE, INSERT, UPDATE, DELETE or TRUNCATE message, from

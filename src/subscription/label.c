@@ -19,7 +19,8 @@
  *
  *		pg_tandem 1 system=7312 oid=16400 enabled=on workers=0 node_id= name=sub
  *
- * The name comes last and is not quoted.
+ * The name comes last and is not quoted.  Before it there may be tombstones=on
+ * and outcomes of conflicts, such as insert_exists=skip.
  *
  * Called by adopt.c, utility.c, launcher.c, status.c and workers.
  *
@@ -38,7 +39,10 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
 
 #include "subscription/subscription.h"
 
@@ -162,12 +166,27 @@ tandem_label_read(Oid subid)
 }
 
 void
+tandem_subscription_changed(Oid subid)
+{
+	HeapTuple	tuple = SearchSysCache1(SUBSCRIPTIONOID, ObjectIdGetDatum(subid));
+	Relation	rel;
+
+	if (!HeapTupleIsValid(tuple))
+		return;
+	rel = table_open(SubscriptionRelationId, AccessShareLock);
+	CacheInvalidateHeapTuple(rel, tuple, NULL);
+	table_close(rel, AccessShareLock);
+	ReleaseSysCache(tuple);
+}
+
+void
 tandem_label_write(Oid subid, const char *name, const TandemSubscriptionOptions *options)
 {
 	ObjectAddress address = subscription_address(subid);
 
 	SetSecurityLabel(&address, TANDEM_LABEL_PROVIDER,
 					 options ? format_label(subid, name, options) : NULL);
+	tandem_subscription_changed(subid);
 	tandem_launcher_wake_at_commit();
 }
 

@@ -201,6 +201,7 @@ read_candidates(Oid only, MemoryContext context)
 
 /* ---- One subscription ------------------------------------------------------------ */
 
+/* Those that a running worker doesn't read by itself. */
 static bool
 same_options(const TandemSubscriptionOptions *a, const TandemSubscriptionOptions *b)
 {
@@ -451,6 +452,8 @@ supervise(const Candidate *candidate)
 	changed = slot->owner != candidate->owner ||
 		strcmp(NameStr(slot->name), NameStr(candidate->name)) != 0;
 	slot->options.workers = candidate->label.options.workers;
+	slot->options.tombstones = candidate->label.options.tombstones;
+	slot->options.outcomes = candidate->label.options.outcomes;
 	if (!running)
 	{
 		/* resumed: at once, whatever there was before */

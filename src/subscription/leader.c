@@ -380,8 +380,8 @@ tandem_leader_main(Datum index)
 		CommitTransactionCommand();
 		StartTransactionCommand();
 		tandem_use_subscription_origin(tandem_my_subscription->subid, tandem_leader.origin);
-		CommitTransactionCommand();
 		tandem_apply_begin_session(session);
+		CommitTransactionCommand();
 
 		lead();
 		if (tandem_leader.control)

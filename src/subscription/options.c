@@ -4,7 +4,8 @@
  *	  Options of an adopted subscription: ours, and those of the server.
  *
  * Ours are given to tandem.adopt() and kept in the label.  The table below is
- * the one place that lists them.
+ * the one place that lists them, but for the outcomes of conflicts, of which
+ * src/conflict/types.c has the table: each type is an option.
  *
  * src/subscription/options.c
  *-------------------------------------------------------------------------
@@ -16,6 +17,8 @@
 #include "utils/builtins.h"
 
 #include "common/compat.h"
+#include "common/settings.h"
+#include "conflict/conflict.h"
 #include "subscription/subscription.h"
 
 typedef struct OptionKind
@@ -61,13 +64,8 @@ format_workers(StringInfo text, const TandemSubscriptionOptions *options)
 static bool
 set_node_id(TandemSubscriptionOptions *options, const char *value)
 {
-	if (strlen(value) >= NAMEDATALEN)
+	if (!tandem_node_id_valid(value))
 		return false;
-	for (const char *p = value; *p; p++)
-	{
-		if (!isalnum((unsigned char) *p) && strchr("_-.", *p) == NULL)
-			return false;
-	}
 	strlcpy(options->node_id, value, NAMEDATALEN);
 	return true;
 }
@@ -78,58 +76,111 @@ format_node_id(StringInfo text, const TandemSubscriptionOptions *options)
 	appendStringInfoString(text, options->node_id);
 }
 
+static bool
+set_tombstones(TandemSubscriptionOptions *options, const char *value)
+{
+	return parse_bool(value, &options->tombstones);
+}
+
+static void
+format_tombstones(StringInfo text, const TandemSubscriptionOptions *options)
+{
+	appendStringInfoString(text, options->tombstones ? "on" : "off");
+}
+
 static const OptionKind kinds[] = {
 	{"enabled", "on or off", set_enabled, format_enabled},
 	{"workers", "0 (tandem.sync_workers) to " CppAsString2(TANDEM_MAX_SYNC_WORKERS),
 	set_workers, format_workers},
-	{"node_id", "up to 63 letters, digits, \"_\", \"-\" and \".\"", set_node_id, format_node_id}};
+	{"node_id", TANDEM_NODE_ID_VALUES, set_node_id, format_node_id},
+	{"tombstones", "on or off", set_tombstones, format_tombstones}};
+
+#define OPTIONS (lengthof(kinds) + TANDEM_CONFLICT_TYPES)
 
 void
 tandem_options_init(TandemSubscriptionOptions *options)
 {
 	memset(options, 0, sizeof(*options));
 	options->enabled = true;
+	tandem_outcomes_init(&options->outcomes);
 }
 
-static const OptionKind *
-find_kind(const char *name)
+/* The number of an option: in kinds, and behind them the types of conflicts; -1 = unknown. */
+static int
+find_option(const char *name)
 {
+	TandemConflictType type;
+
 	for (int i = 0; i < lengthof(kinds); i++)
 	{
 		if (strcmp(kinds[i].name, name) == 0)
-			return &kinds[i];
+			return i;
 	}
-	return NULL;
+	return tandem_conflict_parse(name, &type) ? lengthof(kinds) + type : -1;
+}
+
+/* Its name. */
+static const char *
+option_name(int option)
+{
+	return option < lengthof(kinds) ? kinds[option].name : tandem_conflict_name(option - lengthof(kinds));
+}
+
+/* Sets it; is the value valid? */
+static bool
+set_option(TandemSubscriptionOptions *options, int option, const char *value)
+{
+	TandemOutcome outcome;
+
+	if (option < lengthof(kinds))
+		return kinds[option].set(options, value);
+	if (!tandem_outcome_parse(value, &outcome) ||
+		!tandem_outcome_allowed(option - lengthof(kinds), outcome))
+		return false;
+	options->outcomes.outcome[option - lengthof(kinds)] = outcome;
+	return true;
 }
 
 bool
 tandem_option_set(TandemSubscriptionOptions *options, const char *name, const char *value)
 {
-	const OptionKind *kind = find_kind(name);
+	int			option = find_option(name);
 
-	return kind != NULL && kind->set(options, value);
+	return option >= 0 && set_option(options, option, value);
 }
 
+/* Conflicts only if they aren't resolved as the server does: a label has little room. */
 void
 tandem_options_format(StringInfo text, const TandemSubscriptionOptions *options)
 {
+	TandemOutcomes standard;
+
 	for (int i = 0; i < lengthof(kinds); i++)
 	{
+		if (kinds[i].set == set_tombstones && !options->tombstones)
+			continue;
 		appendStringInfo(text, " %s=", kinds[i].name);
 		kinds[i].format(text, options);
 	}
+	tandem_outcomes_init(&standard);
+	for (int i = 0; i < TANDEM_CONFLICT_TYPES; i++)
+	{
+		if (options->outcomes.outcome[i] != standard.outcome[i])
+			appendStringInfo(text, " %s=%s", tandem_conflict_name(i),
+							 tandem_outcome_name(options->outcomes.outcome[i]));
+	}
 }
 
-/* "enabled, workers and node_id" */
+/* "enabled, workers, ... and insert_deleted" */
 static char *
 list_of_options(void)
 {
 	StringInfoData list;
 
 	initStringInfo(&list);
-	for (int i = 0; i < lengthof(kinds); i++)
-		appendStringInfo(&list, "%s%s", i == 0 ? "" : i == lengthof(kinds) - 1 ? " and " : ", ",
-						 kinds[i].name);
+	for (int i = 0; i < OPTIONS; i++)
+		appendStringInfo(&list, "%s%s", i == 0 ? "" : i == OPTIONS - 1 ? " and " : ", ",
+						 option_name(i));
 	return list.data;
 }
 
@@ -151,7 +202,7 @@ void
 tandem_options_parse(const char *text, TandemSubscriptionOptions *options)
 {
 	char	   *copy = trim(pstrdup(text));
-	bool		seen[lengthof(kinds)] = {false};
+	bool		seen[OPTIONS] = {false};
 
 	if (*copy == '\0')
 		return;
@@ -162,7 +213,7 @@ tandem_options_parse(const char *text, TandemSubscriptionOptions *options)
 		char	   *equals;
 		char	   *name;
 		char	   *value;
-		const OptionKind *kind;
+		int			option;
 
 		if (comma)
 			*comma = '\0';
@@ -178,22 +229,23 @@ tandem_options_parse(const char *text, TandemSubscriptionOptions *options)
 		name = trim(part);
 		value = trim(equals + 1);
 
-		kind = find_kind(name);
-		if (kind == NULL)
+		option = find_option(name);
+		if (option < 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_UNDEFINED_PARAMETER),
 					 errmsg("unrecognized option \"%s\"", name),
 					 errhint("The options are %s.", list_of_options())));
-		if (seen[kind - kinds])
+		if (seen[option])
 			ereport(ERROR,
 					(errcode(ERRCODE_SYNTAX_ERROR),
 					 errmsg("option \"%s\" is given more than once", name)));
-		seen[kind - kinds] = true;
-		if (!kind->set(options, value))
+		seen[option] = true;
+		if (!set_option(options, option, value))
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("invalid value for option \"%s\": \"%s\"", name, value),
-					 errhint("It can be %s.", kind->values)));
+					 errhint("It can be %s.", option < lengthof(kinds) ? kinds[option].values :
+							 tandem_outcomes_of(option - lengthof(kinds)))));
 	}
 }
 

@@ -42,6 +42,8 @@ tandem_prepared_begin(StringInfo message)
 	logicalrep_read_begin_prepare(message, &data);
 	tandem_transaction_begin(data.xid, data.prepare_lsn, data.prepare_time);
 	tandem_apply.prepared = true;
+	/* it has no commit time yet */
+	tandem_apply_begin_transaction(data.xid, data.prepare_lsn, 0);
 }
 
 void

@@ -364,6 +364,9 @@ tandem_spool_replay(Oid subid, Oid relid, const TandemWaveSnapshot *wave, int64 
 		messages = DatumGetTextPP(v[COL_MESSAGES]);
 		MemoryContextSwitchTo(old);
 
+		tandem_apply_begin_transaction(DatumGetTransactionId(v[COL_XID]),
+									   DatumGetLSN(v[COL_COMMIT_LSN]),
+									   DatumGetTimestampTz(v[COL_COMMIT_TIME]));
 		replay_entry(VARDATA_ANY(messages), VARSIZE_ANY_EXHDR(messages), relid,
 					 !tandem_snapshot_sees(wave, xid));
 		replorigin_session_origin_timestamp = DatumGetTimestampTz(v[COL_COMMIT_TIME]);
@@ -373,6 +376,7 @@ tandem_spool_replay(Oid subid, Oid relid, const TandemWaveSnapshot *wave, int64 
 		MemoryContextReset(entry_context);
 	}
 	tandem_apply_finish();
+	tandem_apply_begin_transaction(InvalidTransactionId, InvalidXLogRecPtr, 0);
 	MemoryContextDelete(entry_context);
 	systable_endscan_ordered(scan);
 	index_close(index, AccessShareLock);

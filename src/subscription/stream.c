@@ -261,9 +261,9 @@ tandem_stream_abort(StringInfo message)
 
 /* ---- Applying ------------------------------------------------------------------------------ */
 
-/* Applies what was kept of a transaction. */
+/* Applies what was kept of a transaction that was committed, or prepared. */
 static void
-replay(TransactionId xid, XLogRecPtr finish_lsn, TimestampTz time)
+replay(TransactionId xid, XLogRecPtr finish_lsn, TimestampTz time, bool committed)
 {
 	MemoryContext context = tandem_apply.message_context;
 	MemoryContext outer;
@@ -281,6 +281,8 @@ replay(TransactionId xid, XLogRecPtr finish_lsn, TimestampTz time)
 				 errmsg_internal("transaction %u ends, but was not streamed", xid)));
 
 	tandem_transaction_begin(xid, finish_lsn, time);
+	if (!committed)
+		tandem_apply_begin_transaction(xid, finish_lsn, 0);
 	tandem_transaction_ensure();
 
 	/* what is needed from message to message */
@@ -329,7 +331,7 @@ tandem_stream_commit(StringInfo message)
 	LogicalRepCommitData commit;
 	TransactionId xid = logicalrep_read_stream_commit(message, &commit);
 
-	replay(xid, commit.commit_lsn, commit.committime);
+	replay(xid, commit.commit_lsn, commit.committime, true);
 	tandem_transaction_commit(&commit);
 	drop_stream(xid);
 }
@@ -340,7 +342,7 @@ tandem_stream_prepare(StringInfo message)
 	LogicalRepPreparedTxnData data;
 
 	logicalrep_read_stream_prepare(message, &data);
-	replay(data.xid, data.prepare_lsn, data.prepare_time);
+	replay(data.xid, data.prepare_lsn, data.prepare_time, false);
 	tandem_prepared_finish(&data);
 	drop_stream(data.xid);
 }

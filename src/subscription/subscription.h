@@ -40,6 +40,7 @@
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 
+#include "conflict/conflict.h"
 #include "common/compat.h"
 
 #define TANDEM_LABEL_PROVIDER "tandem"
@@ -54,7 +55,10 @@ typedef struct TandemSubscriptionOptions
 {
 	bool		enabled;		/* off = paused */
 	int			workers;		/* copy workers; 0 = tandem.sync_workers */
-	char		node_id[NAMEDATALEN];	/* this node's name in conflicts; may be empty */
+	char		node_id[NAMEDATALEN];	/* the publisher's identifier in conflicts;
+										 * empty = what it says itself */
+	bool		tombstones;		/* rows that are deleted here are remembered */
+	TandemOutcomes outcomes;	/* of conflicts */
 } TandemSubscriptionOptions;
 
 extern void tandem_options_init(TandemSubscriptionOptions *options);
@@ -100,6 +104,12 @@ extern char *tandem_label_read(Oid subid);
  * commit.  Caller has checked privileges and holds a lock on the subscription.
  */
 extern void tandem_label_write(Oid subid, const char *name, const TandemSubscriptionOptions *options);
+
+/*
+ * At commit, workers of a subscription read what they know of it again, before
+ * the next transaction that they apply.
+ */
+extern void tandem_subscription_changed(Oid subid);
 
 /*
  * Is this subscription adopted: does it have a label that fits this system, its

@@ -62,6 +62,7 @@ tandem_transaction_begin(TransactionId xid, XLogRecPtr finish_lsn, TimestampTz t
 	tandem_apply.in_transaction = true;
 	tandem_apply_at.xid = xid;
 	tandem_apply_at.finish_lsn = finish_lsn;
+	tandem_apply_begin_transaction(xid, finish_lsn, time);
 
 	tandem_apply.skipping = !XLogRecPtrIsInvalid(tandem_apply.sub->skiplsn) &&
 		tandem_apply.sub->skiplsn == finish_lsn;

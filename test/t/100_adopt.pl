@@ -52,7 +52,7 @@ sub refused
 create('sub', 'enabled = false');
 refused("SELECT tandem.adopt('nosuch')", 'subscription "nosuch" does not exist', qr/HINT:  Create it/, 'unknown subscription');
 refused("SELECT tandem.adopt('sub', 'colour = red')", 'unrecognized option "colour"',
-	qr/HINT:  The options are enabled, workers and node_id\./, 'unknown option');
+	qr/HINT:  The options are enabled, workers, node_id, tombstones, insert_exists, .* and insert_deleted\./, 'unknown option');
 refused("SELECT tandem.adopt('sub', 'enabled')", 'invalid option list: "enabled" has no value', qr/HINT:  Write options as/, 'option without value');
 refused("SELECT tandem.adopt('sub', 'workers = many')", 'invalid value for option "workers": "many"', qr/HINT:  It can be 0 .* to 64/, 'bad number');
 refused("SELECT tandem.adopt('sub', 'workers = 65')", 'invalid value for option "workers"', qr/HINT/, 'too large a number');
