@@ -498,7 +498,9 @@ CREATE MATERIALIZED VIEW tandem.deletion_windows AS SELECT
 	NULL::pg_lsn AS to_lsn,
 	NULL::timestamptz AS from_time,
 	NULL::timestamptz AS to_time,
-	NULL::text AS reason
+	NULL::text AS reason,
+	NULL::timestamptz AS recorded,
+	NULL::timestamptz AS passed
 WITH NO DATA;
 CREATE INDEX deletion_windows_key ON tandem.deletion_windows (subid, to_time);
 

@@ -19,6 +19,7 @@
 
 #include "common/settings.h"
 #include "common/standby.h"
+#include "conflict/retention.h"
 #include "failback/failback.h"
 #include "failback/guard.h"
 #include "slots/gate.h"
@@ -45,6 +46,7 @@ tandem_shmem_request(void)
 	tandem_guard_shmem_request();
 	tandem_subscriptions_shmem_request();
 	tandem_waves_shmem_request();
+	tandem_retention_shmem_request();
 }
 
 static void
@@ -59,6 +61,7 @@ tandem_shmem_startup(void)
 	tandem_guard_shmem_startup();
 	tandem_subscriptions_shmem_startup();
 	tandem_waves_shmem_startup();
+	tandem_retention_shmem_startup();
 }
 
 void

@@ -39,6 +39,9 @@ int			tandem_failback_keep_size;
 int			tandem_sync_workers;
 int			tandem_spool_limit;
 bool		tandem_fast_copy;
+int			tandem_tombstone_limit;
+int			tandem_max_retention;
+int			tandem_debug_epoch_age;
 char	   *tandem_node_id;
 int			tandem_debug_clock_offset;
 bool		tandem_debug_ship_snapshots;
@@ -287,6 +290,17 @@ tandem_define_settings(void)
 							GUC_UNIT_MS | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
 							NULL, NULL, NULL);
 
+	DefineCustomIntVariable("tandem.tombstone_limit",
+							"On a subscriber, most disk space of a database's tombstones.",
+							"Beyond it the oldest are dropped before it is safe.",
+							&tandem_tombstone_limit, 10 * 1024, 1, INT_MAX / 2,
+							PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+	DefineCustomIntVariable("tandem.max_retention",
+							"On a subscriber, longest time for which tombstones are kept.",
+							"0 keeps them until it is safe to drop them.",
+							&tandem_max_retention, 0, 0, INT_MAX / 1000,
+							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+
 	DefineCustomBoolVariable("tandem.debug_ship_snapshots",
 							 "Developer setting: off copies slot positions without snapshots or proof.",
 							 NULL,
@@ -294,6 +308,14 @@ tandem_define_settings(void)
 							 PGC_SIGHUP,
 							 GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
 							 NULL, NULL, NULL);
+
+	DefineCustomIntVariable("tandem.debug_epoch_age",
+							"Developer setting: age at which an epoch of tombstones is closed when there is no other.",
+							NULL,
+							&tandem_debug_epoch_age, 5000, 0, INT_MAX,
+							PGC_SIGHUP,
+							GUC_UNIT_MS | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
+							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("tandem.debug_wave_share",
 							"Developer setting: bytes that each copy worker may get of a wave.",

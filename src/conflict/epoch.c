@@ -23,8 +23,8 @@
  *	 COPIES	no table is being copied, nor its spool replayed.  This is looked at
  *			after FLUSH: what was spooled before L is then applied.
  *
- * One pass may be for several epochs, and for windows (see windows.c), which end
- * by the same rule.
+ * All of that is about a time, so one pass proves it for all epochs that end by
+ * then, and for windows (see windows.c), which end by the same rule.
  *
  * A pass is made on one connection, and begins again when that is lost: who
  * answers on the next one may be another server, with another clock and other
@@ -62,6 +62,7 @@
 #define CONNECT_TIMEOUT 10000	/* ms */
 #define QUERY_TIMEOUT 5000		/* ms */
 #define ASK_INTERVAL 10000		/* ms between two questions that only keep the connection */
+#define IDLE_LIMIT 60000		/* ms until a connection that nobody needs is closed */
 #define BACKOFF_MIN 1000		/* ms */
 #define BACKOFF_MAX 60000
 
@@ -151,9 +152,9 @@ enter(TandemPass *pass, TandemPassPhase phase)
 }
 
 static void
-begin(TandemPass *pass, const TandemPassGoal *goal)
+begin(TandemPass *pass, TimestampTz goal)
 {
-	pass->goal = *goal;
+	pass->goal = goal;
 	pass->xid = pass->xmin = 0;
 	pass->lsn = InvalidXLogRecPtr;
 	pass->timeline = 0;
@@ -326,7 +327,7 @@ try_to_ask(TandemPass *pass, const char *name, Answer *answer)
 
 /* A connection that has ended since is made anew, and the pass begins again. */
 static bool
-asked(TandemPass *pass, const TandemIncoming *incoming, const TandemPassGoal *goal, Answer *answer)
+asked(TandemPass *pass, const TandemIncoming *incoming, TimestampTz goal, Answer *answer)
 {
 	if (pass->remote && !tandem_remote_is_alive(pass->remote))
 	{
@@ -359,16 +360,9 @@ provable(TandemPass *pass, const Answer *answer)
 
 /* ---- A step ------------------------------------------------------------------------- */
 
-/* Is there anything in it that no pass has covered? */
-static bool
-wanted(const TandemPass *pass, const TandemPassGoal *goal)
-{
-	return goal->epoch > pass->passed.epoch || goal->window > pass->passed.window;
-}
-
 /* From CLOCK to FLUSH, as far as it gets. */
 static void
-step_publisher(TandemPass *pass, const TandemIncoming *incoming, const TandemPassGoal *goal)
+step_publisher(TandemPass *pass, const TandemIncoming *incoming, TimestampTz goal)
 {
 	for (;;)
 	{
@@ -385,7 +379,7 @@ step_publisher(TandemPass *pass, const TandemIncoming *incoming, const TandemPas
 		{
 			case TANDEM_PASS_CLOCK:
 				pass->timeline = answer.timeline;
-				if (answer.clock <= pass->goal.end)
+				if (answer.clock <= pass->goal)
 					return;
 				enter(pass, TANDEM_PASS_XID);
 				if (!took_xid(pass, incoming))
@@ -409,7 +403,7 @@ step_publisher(TandemPass *pass, const TandemIncoming *incoming, const TandemPas
 
 /* Now and then, so that the connection stays, and that its end is noticed. */
 static void
-keep_in_touch(TandemPass *pass, const TandemIncoming *incoming, const TandemPassGoal *goal)
+keep_in_touch(TandemPass *pass, const TandemIncoming *incoming, TimestampTz goal)
 {
 	Answer		answer;
 
@@ -420,7 +414,7 @@ keep_in_touch(TandemPass *pass, const TandemIncoming *incoming, const TandemPass
 
 /* From FLUSH on: what is known here, and at the end whether the publisher is still there. */
 static void
-step_here(TandemPass *pass, const TandemIncoming *incoming, const TandemPassGoal *goal)
+step_here(TandemPass *pass, const TandemIncoming *incoming, TimestampTz goal)
 {
 	bool		copying;
 	Answer		answer;
@@ -460,20 +454,18 @@ step_here(TandemPass *pass, const TandemIncoming *incoming, const TandemPassGoal
 }
 
 void
-tandem_pass_step(TandemPass *pass, const TandemIncoming *incoming, const TandemPassGoal *goal)
+tandem_pass_step(TandemPass *pass, const TandemIncoming *incoming, TimestampTz goal)
 {
-	if (pass->phase == TANDEM_PASS_IDLE)
+	if (goal <= pass->passed)
 	{
-		if (!wanted(pass, goal))
-			return;
-		begin(pass, goal);
-	}
-	if (!wanted(pass, goal))
-	{
-		/* what it waited for has gone by another way */
+		/* what it waited for may have gone by another way */
 		enter(pass, TANDEM_PASS_IDLE);
+		if (TimestampDifferenceExceeds(pass->asked, GetCurrentTimestamp(), IDLE_LIMIT))
+			disconnect(pass);
 		return;
 	}
+	if (pass->phase == TANDEM_PASS_IDLE)
+		begin(pass, goal);
 	if (pass->next_try > GetCurrentTimestamp())
 		return;
 	if (pass->phase != TANDEM_PASS_FLUSH && pass->phase != TANDEM_PASS_COPIES)

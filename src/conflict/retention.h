@@ -28,6 +28,7 @@ typedef struct TandemIncoming
 {
 	Oid			subid;
 	char		name[NAMEDATALEN];
+	bool		tombstones;		/* option of that name */
 	XLogRecPtr	flushed;		/* all that the publisher committed before this is applied
 								 * here, durably, or in the spool of a table being copied */
 	uint32		timeline;		/* of the publisher that it last applied from; 0 = unknown */
@@ -41,8 +42,8 @@ typedef struct TandemIncoming
 typedef struct TandemIncomingCalls
 {
 	/*
-	 * Adopted subscriptions of this database with tombstones = on, also those
-	 * that are paused: list of TandemIncoming, in the caller's memory context.
+	 * Adopted subscriptions of this database, also those that are paused: list
+	 * of TandemIncoming, in the caller's memory context.
 	 */
 	List	   *(*list) (void);
 
@@ -73,21 +74,13 @@ typedef enum TandemPassPhase
 	TANDEM_PASS_UNREACHABLE		/* it doesn't answer */
 } TandemPassPhase;
 
-/* What has to be passed: all of it at once. */
-typedef struct TandemPassGoal
-{
-	int64		epoch;			/* closed epochs up to this number; 0 = none */
-	int64		window;			/* windows up to this number; 0 = none */
-	TimestampTz end;			/* the latest end of all of them */
-} TandemPassGoal;
-
 typedef struct TandemPass
 {
 	Oid			subid;
 	TandemPassPhase phase;
 	TimestampTz since;			/* in this phase */
-	TandemPassGoal goal;		/* of the pass that goes on */
-	TandemPassGoal passed;		/* of all passes before */
+	TimestampTz goal;			/* the end that the pass is for */
+	TimestampTz passed;			/* the latest end that has been passed; 0 = none */
 	uint64		xid;			/* set from XMIN on */
 	uint64		xmin;			/* as last seen */
 	XLogRecPtr	lsn;			/* set from FLUSH on */
@@ -106,15 +99,86 @@ extern TandemPass *tandem_pass_create(Oid subid);
 extern void tandem_pass_free(TandemPass *pass);
 
 /*
- * Goes on with a pass towards "goal", or begins one if there is something in it
- * that hasn't been passed.  Asks the publisher, for at most some seconds, and
- * never raises an error because of what it does.  No transaction may be open.
+ * Goes on with a pass, or begins one for "goal" if that end hasn't been passed.
+ * Asks the publisher, which may take some seconds; what goes wrong with that is
+ * in the phase, and raises nothing.  No transaction may be open.
  */
-extern void tandem_pass_step(TandemPass *pass, const TandemIncoming *incoming,
-							 const TandemPassGoal *goal);
+extern void tandem_pass_step(TandemPass *pass, const TandemIncoming *incoming, TimestampTz goal);
 
 /* What it waits for, palloc'd; NULL = nothing. */
 extern char *tandem_pass_describe(TandemPassPhase phase, uint64 xid, uint64 xmin, XLogRecPtr lsn,
 								  const char *message);
+
+/* ---- windows.c: beside what store.h has of it -------------------------------------- */
+
+/* Deletes that aren't known: while "passed" is 0, changes up to to_time may be for such rows. */
+typedef struct TandemWindow
+{
+	Oid			subid;			/* InvalidOid = all */
+	const char *reason;
+	XLogRecPtr	from_lsn;
+	XLogRecPtr	to_lsn;
+	TimestampTz from_time;
+	TimestampTz to_time;
+	TimestampTz recorded;
+	TimestampTz passed;
+} TandemWindow;
+
+/* By a fresh snapshot, palloc'd, in no order.  active: only those not passed. */
+extern List *tandem_windows(bool active);
+
+/*
+ * For retention.c, the only one that changes rows.  end_early: records that an
+ * epoch is dropped before it may, in the caller's transaction; a window of that
+ * kind that is there becomes longer.  pass: those that end by then are history;
+ * returns how many there were.
+ */
+extern void tandem_window_end_early(const TandemWindow *window);
+extern int	tandem_windows_pass(TimestampTz passed);
+
+/* ---- retention.c --------------------------------------------------------------------- */
+
+/* What the view shows of a subscription. */
+typedef struct TandemRetentionInfo
+{
+	Oid			subid;
+	Oid			dbid;
+	TandemPassPhase phase;
+	TimestampTz since;
+	TimestampTz goal;
+	TimestampTz passed;
+	uint64		xid;
+	uint64		xmin;
+	XLogRecPtr	lsn;
+	char		message[256];
+	char		hint[256];
+} TandemRetentionInfo;
+
+/* One a database. */
+typedef struct TandemRetentionWorker
+{
+	Oid			dbid;			/* InvalidOid = free */
+	pid_t		pid;			/* 0 = none */
+	Latch	   *latch;
+	uint64		dropped;		/* epochs, as the rule says */
+	uint64		ended_early;	/* epochs, by a bound */
+} TandemRetentionWorker;
+
+/* False: nothing is known of it. */
+extern bool tandem_retention_info(Oid subid, TandemRetentionInfo *info);
+extern bool tandem_retention_worker(Oid dbid, TandemRetentionWorker *worker);
+
+extern void tandem_retention_shmem_request(void);
+extern void tandem_retention_shmem_startup(void);
+
+/*
+ * Starts a worker in each of these databases (list of OIDs) that has none.
+ * Called in each turn of the launcher, in its process.  A worker ends by itself
+ * when no subscription of its database needs it.  Returns in how many ms it
+ * wants to be called again at the latest, -1 = no matter.
+ */
+extern long tandem_retention_supervise(List *databases);
+
+extern PGDLLEXPORT void tandem_retention_main(Datum dbid) pg_attribute_noreturn();
 
 #endif							/* TANDEM_RETENTION_H */

@@ -199,6 +199,21 @@ connect_to_publisher(void)
 	return timeline;
 }
 
+/*
+ * Shows whose changes come.  What a worker before us confirmed may have been to
+ * another server.
+ */
+static void
+report_connected(XLogRecPtr position, TimeLineID timeline)
+{
+	TandemSubscriptionSlot *slot = tandem_my_subscription;
+
+	SpinLockAcquire(&slot->mutex);
+	slot->flushed_lsn = position;
+	slot->timeline = timeline;
+	SpinLockRelease(&slot->mutex);
+}
+
 /* Starts replication; two_phase becomes effective here. */
 static void
 start_streaming(XLogRecPtr position, TimeLineID timeline)
@@ -459,6 +474,7 @@ apply(void)
 
 	position = take_origin();
 	timeline = connect_to_publisher();
+	report_connected(position, timeline);
 	StartTransactionCommand();
 	tandem_apply_begin_session(tandem_apply.sub);
 	CommitTransactionCommand();

@@ -56,6 +56,7 @@
 #include "utils/timestamp.h"
 
 #include "common/compat.h"
+#include "conflict/retention.h"
 #include "subscription/subscription.h"
 
 #define LAUNCHER_RESTART 5		/* s */
@@ -516,8 +517,10 @@ static long
 run_turn(void)
 {
 	List	   *candidates;
+	List	   *databases = NIL;	/* with tombstones */
 	ListCell   *cell;
 	long		nap = NAP;
+	long		again;
 
 	for (int i = 0; i < tandem_subscriptions->nslots; i++)
 	{
@@ -534,12 +537,16 @@ run_turn(void)
 	retire(candidates);
 	foreach(cell, candidates)
 	{
-		long		again = supervise(lfirst(cell));
+		Candidate  *candidate = lfirst(cell);
 
+		again = supervise(candidate);
 		nap = Min(nap, again);
 		MemoryContextSwitchTo(turn_context);
+		if (candidate->label.options.tombstones)
+			databases = list_append_unique_oid(databases, candidate->dbid);
 	}
-	return nap;
+	again = tandem_retention_supervise(databases);
+	return again < 0 ? nap : Min(nap, again);
 }
 
 /* Entry point of the launcher. */
@@ -591,6 +598,7 @@ tandem_subscriptions_init(void)
 
 	tandem_label_init();
 	tandem_utility_init();
+	tandem_incoming_init();
 
 	/* pg_upgrade's server must not consume anything */
 	if (IsBinaryUpgrade)

@@ -218,6 +218,7 @@ tandem_subscription_find_or_add(Oid dbid, Oid subid)
 		slot->draining = false;
 		slot->received_lsn = slot->applied_lsn = InvalidXLogRecPtr;
 		slot->flushed_lsn = slot->remote_end_lsn = InvalidXLogRecPtr;
+		slot->timeline = 0;
 		slot->last_message = slot->remote_commit_time = 0;
 		slot->error[0] = slot->sqlstate[0] = '\0';
 		slot->error_at = 0;

@@ -191,6 +191,7 @@ typedef struct TandemSubscriptionSlot
 	XLogRecPtr	received_lsn;	/* end of what has arrived */
 	XLogRecPtr	applied_lsn;	/* end of the last transaction committed here */
 	XLogRecPtr	flushed_lsn;	/* confirmed to the publisher */
+	uint32		timeline;		/* of the publisher when we connected; 0 = not yet */
 	XLogRecPtr	remote_end_lsn; /* end of the publisher's WAL as last told */
 	TimestampTz last_message;
 	TimestampTz remote_commit_time; /* of the last transaction applied */
@@ -333,6 +334,10 @@ extern void tandem_utility_init(void);
  * validate: publications to warn of if the publisher lacks them (NIL = none).
  */
 extern void tandem_refresh_publications(const Subscription *sub, bool copy_data, List *validate);
+
+/* ---- incoming.c: for src/conflict/retention.c ---- */
+
+extern void tandem_incoming_init(void);
 
 /* ---- wiring ---- */
 
