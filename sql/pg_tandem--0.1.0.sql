@@ -504,6 +504,62 @@ CREATE MATERIALIZED VIEW tandem.deletion_windows AS SELECT
 WITH NO DATA;
 CREATE INDEX deletion_windows_key ON tandem.deletion_windows (subid, to_time);
 
+/* ---- how long tombstones are kept ------------------------------------------- */
+
+CREATE FUNCTION tandem.tombstones_status(
+	OUT subscription name,
+	OUT subid oid,
+	OUT state text,
+	OUT reason text,
+	OUT hint text,
+	OUT kept_since timestamptz,
+	OUT tombstones bigint,
+	OUT bytes bigint,
+	OUT epochs integer,
+	OUT collected_lsn pg_lsn,
+	OUT collector_lag bigint,
+	OUT waits_for text,
+	OUT waits_since timestamptz,
+	OUT passed timestamptz,
+	OUT unknown_before timestamptz,
+	OUT windows integer,
+	OUT probes bigint,
+	OUT probes_expired bigint,
+	OUT probes_ms float8,
+	OUT epochs_dropped bigint,
+	OUT epochs_ended_early bigint,
+	OUT collector_pid integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_tombstones_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 10;
+
+CREATE VIEW tandem.tombstones AS SELECT * FROM tandem.tombstones_status();
+COMMENT ON VIEW tandem.tombstones IS
+'one row an adopted subscription of this database: are deletes remembered for it, since when, what keeps them';
+
+CREATE FUNCTION tandem.tombstone_windows_list(
+	OUT subid oid,
+	OUT reason text,
+	OUT from_lsn pg_lsn,
+	OUT to_lsn pg_lsn,
+	OUT from_time timestamptz,
+	OUT to_time timestamptz,
+	OUT recorded timestamptz,
+	OUT passed timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_tombstone_windows_list' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 10;
+
+CREATE VIEW tandem.tombstone_windows AS
+SELECT s.subname AS subscription, w.*
+FROM tandem.tombstone_windows_list() AS w
+	LEFT JOIN pg_catalog.pg_subscription AS s ON s.oid OPERATOR(pg_catalog.=) w.subid;
+COMMENT ON VIEW tandem.tombstone_windows IS
+'times of which deletes are not known (passed is null: a change from before may be for one of them), and verdicts that came too late';
+
+REVOKE ALL ON FUNCTION tandem.tombstones_status() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.tombstone_windows_list() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION tandem.tombstones_status(), tandem.tombstone_windows_list() TO pg_monitor;
+GRANT SELECT ON tandem.tombstones, tandem.tombstone_windows TO pg_monitor;
+
 /* ---- privileges ---------------------------------------------------------- */
 
 REVOKE ALL ON FUNCTION tandem.slots_status() FROM PUBLIC;

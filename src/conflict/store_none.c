@@ -31,3 +31,16 @@ __attribute__((weak)) void
 tandem_epoch_request_close(Oid dbid)
 {
 }
+
+__attribute__((weak)) bool
+tandem_collector_info(Oid dbid, TandemCollectorInfo *info)
+{
+	memset(info, 0, sizeof(*info));
+	return false;
+}
+
+__attribute__((weak)) bool
+tandem_deletion_state(TandemDeletionState *state)
+{
+	return false;
+}
