@@ -79,6 +79,11 @@ extern const Check subscription_checks[];
 /* Background workers that the adopted subscriptions of a node use at most. */
 extern int	subscription_processes(const Node *node);
 
+/* Does a publisher that subscribes to this node send back what came from it?  conn: to its database. */
+struct Subscription;
+extern void check_mesh(Diagnosis *d, Node *node, Node *publisher, PGconn *conn,
+					   const struct Subscription *s);
+
 /* May a node come back after it was replaced?  NULL if so, else why not. */
 extern const char *rejoin_obstacle(const Topology *topology, const Node *node);
 

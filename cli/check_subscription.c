@@ -600,6 +600,7 @@ check_publisher(Diagnosis *d, Node *node)
 			continue;
 		}
 		check_publisher_server(d, node, publisher, conn, s);
+		check_mesh(d, node, publisher, conn, s);
 		check_structure(d, node, publisher, conn, s, field(res, 0, "subpublications"),
 						field_is_true(res, 0, "subbinary"));
 		PQfinish(conn);

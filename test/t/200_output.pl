@@ -5,11 +5,12 @@
 use strict;
 use warnings;
 
+use Tandem::Command;
+use Tandem::Mesh;
 use Tandem::Test;
 use Test::More;
 
-my $conf = q{
-output_plugin_libraries = 'pgoutput, test_decoding, pg_tandem_output'
+my $conf = Tandem::Mesh::plugin_conf() . q{
 max_prepared_transactions = 10
 logical_decoding_work_mem = 64kB
 };
@@ -64,6 +65,18 @@ subscribe($b, $a, 'pgoutput');
 subscribe($a, $b, 'pgoutput');
 $a->query(q{INSERT INTO t VALUES ('a', 1)});
 poll_for(sub { rows_of($a) > 3 }, 'the row to come back, and again');
+
+sub finding
+{
+	my ($code) = @_;
+	my (undef, $object) = tandem_json('doctor', at($b));
+	my ($found) = grep { $_->{code} eq $code } @{ $object->{findings} };
+	return $found;
+}
+
+my $loop = finding('subscription_loop');
+is($loop->{severity}, 'problem', 'doctor finds the loop');
+like($loop->{what}, qr/"from_a" and its publisher subscribe to each other, and slot "from_a" sends back/, '... and names the subscription and its slot');
 unsubscribe();
 $_->query('TRUNCATE t') for $a, $b;
 
@@ -106,6 +119,7 @@ $_->query(q{INSERT INTO t VALUES ('} . $_->name . q{', 1)}) for $a, $b;
 settle();
 is(rows_of($_), 2, '... is not sent back: ' . $_->name) for $a, $b;
 is($_->query('SELECT coalesce(sum(error_count), 0) FROM tandem.subscriptions'), 0, 'no error on ' . $_->name) for $a, $b;
+is(finding($_), undef, "doctor finds nothing: $_") for qw(subscription_loop plugin_refused);
 
 note 'options';
 $a->query(q{SELECT pg_create_logical_replication_slot('peek', 'pg_tandem_output')});
@@ -132,11 +146,19 @@ is($a->query(q{SELECT count(*) FROM pg_logical_slot_peek_binary_changes(
 	'peek', NULL, NULL, 'proto_version', '1', 'publication_names', 'p') WHERE get_byte(data, 0) = ascii('M')}),
 	0, 'and none without "messages"');
 
-note 'the list of allowed plugins';
-$a->set(output_plugin_libraries => 'pgoutput');
-like($b->query_error(q{SELECT tandem.release('from_a'); SELECT tandem.adopt('from_a')}),
-	qr/output_plugin_libraries of its publisher does not allow the output plugin "pg_tandem_output" of slot "from_a".*HINT: +Add pg_tandem_output to output_plugin_libraries there/s,
-	'adopting says that the publisher does not allow it')
-  if $a->query(q{SELECT count(*) FROM pg_settings WHERE name = 'output_plugin_libraries'}) == 1;
+if (Tandem::Mesh::lists_plugins())
+{
+	note 'the list of allowed plugins';
+	$a->set(output_plugin_libraries => 'pgoutput');
+	my $refused = finding('plugin_refused');
+	is($refused->{severity}, 'problem', 'doctor says that the plugin is not allowed');
+	$a->query($refused->{fix}[0]{line});
+	$a->query('SELECT pg_reload_conf()');
+	poll_for(sub { !finding('plugin_refused') }, 'the fix to be enough');
+	$a->set(output_plugin_libraries => 'pgoutput');
+	like($b->query_error(q{SELECT tandem.release('from_a'); SELECT tandem.adopt('from_a')}),
+		qr/output_plugin_libraries of its publisher does not allow the output plugin "pg_tandem_output" of slot "from_a".*HINT: +Add pg_tandem_output to output_plugin_libraries there/s,
+		'adopting says that the publisher does not allow it');
+}
 
 done_testing();

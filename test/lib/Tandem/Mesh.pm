@@ -41,6 +41,20 @@ sub can_fake_time
 	return defined $faketime && !$ENV{TANDEM_SERVER_PRELOAD};
 }
 
+# Lets roles use the plugin, where the server has such a setting.
+my $lists_plugins;
+
+sub lists_plugins
+{
+	$lists_plugins //= `postgres --describe-config` =~ /^output_plugin_libraries\t/m ? 1 : 0;
+	return $lists_plugins;
+}
+
+sub plugin_conf
+{
+	return lists_plugins() ? "output_plugin_libraries = 'pgoutput, test_decoding, pg_tandem_output'\n" : '';
+}
+
 sub new
 {
 	my ($class, %params) = @_;
@@ -56,9 +70,8 @@ sub new
 				FAKETIME_DONT_FAKE_MONOTONIC => 1, FAKETIME_DISABLE_SHM => 1 };
 		}
 		my $node = $self->_with_clock($name, sub {
-			Tandem::Node->new_primary($name, conf => qq{
+			Tandem::Node->new_primary($name, conf => plugin_conf() . qq{
 				track_commit_timestamp = on
-				output_plugin_libraries = 'pgoutput, test_decoding, pg_tandem_output'
 				tandem.node_id = '$name'
 				synchronous_commit = off
 				} . ($params{conf} // ''));
