@@ -19,7 +19,8 @@
 #include "subscription.h"
 
 static const Check *const all_checks[] = {
-	extension_checks, setting_checks, link_checks, slot_checks, failback_checks, subscription_checks};
+	extension_checks, setting_checks, link_checks, slot_checks, failback_checks, subscription_checks,
+	tombstone_checks};
 
 static void
 run_check(Diagnosis *d, const Check *check, Node *node)

@@ -75,6 +75,7 @@ extern const Check link_checks[];
 extern const Check slot_checks[];
 extern const Check failback_checks[];
 extern const Check subscription_checks[];
+extern const Check tombstone_checks[];
 
 /* Background workers that the adopted subscriptions of a node use at most. */
 extern int	subscription_processes(const Node *node);

@@ -100,6 +100,14 @@ read_views(Node *node, Subscription *s, int timeout_ms)
 						   &error, NULL);
 	if (s->tables == NULL)
 		s->error = error;
+	s->tombstones = conn_query(conn, timeout_ms,
+							   screen_printf("SELECT t.*,"
+											 " extract(epoch FROM pg_catalog.clock_timestamp() - t.waits_since) AS waits_seconds"
+											 " FROM tandem.tombstones t WHERE t.subid = %s",
+											 s->subid),
+							   &error, &sqlstate);
+	if (s->tombstones == NULL && strcmp(sqlstate, "42P01") != 0)
+		s->error = error;
 }
 
 const Subscriptions *

@@ -21,6 +21,7 @@ typedef struct Subscription
 	bool		labelled;		/* has a label of ours, whether it fits or not */
 	const char *error;			/* why the views of its database can't be read, or NULL */
 	const PGresult *view;		/* tandem.subscriptions, one row; NULL if not there */
+	const PGresult *tombstones; /* tandem.tombstones, one row; NULL if not there */
 	const PGresult *tables;		/* per state: state, tables, and sums; NULL if not there */
 } Subscription;
 

@@ -42,6 +42,7 @@ bool		tandem_fast_copy;
 int			tandem_tombstone_limit;
 int			tandem_max_retention;
 int			tandem_debug_epoch_age;
+int			tandem_debug_publisher_clock;
 char	   *tandem_node_id;
 int			tandem_debug_clock_offset;
 bool		tandem_debug_ship_snapshots;
@@ -313,6 +314,14 @@ tandem_define_settings(void)
 							"Developer setting: age at which an epoch of tombstones is closed when there is no other.",
 							NULL,
 							&tandem_debug_epoch_age, 5000, 0, INT_MAX,
+							PGC_SIGHUP,
+							GUC_UNIT_MS | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("tandem.debug_publisher_clock",
+							"Developer setting: how far a publisher's clock is ahead, where tombstones are concerned.",
+							NULL,
+							&tandem_debug_publisher_clock, 0, INT_MIN, INT_MAX,
 							PGC_SIGHUP,
 							GUC_UNIT_MS | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
 							NULL, NULL, NULL);

@@ -60,6 +60,7 @@ extern bool tandem_fast_copy;	/* copies may give empty tables new files */
 extern int	tandem_tombstone_limit; /* MB */
 extern int	tandem_max_retention;	/* s; 0 = until it is safe */
 extern int	tandem_debug_epoch_age; /* ms */
+extern int	tandem_debug_publisher_clock;	/* ms; negative = behind */
 extern int	tandem_debug_guard_failure; /* a TandemSmgrFailure */
 extern int	tandem_debug_publisher_version; /* 0 = what it is */
 extern int	tandem_debug_wave_share;	/* kB */

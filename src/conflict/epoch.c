@@ -56,6 +56,7 @@
 #include "utils/timestamp.h"
 
 #include "common/compat.h"
+#include "common/settings.h"
 #include "common/wal_position.h"
 #include "conflict/retention.h"
 
@@ -203,7 +204,7 @@ read_answer(PGresult *res, bool filters, Answer *answer)
 	answer->recovery = get_bool(res, COL_RECOVERY);
 	answer->subscribes = get_bool(res, COL_SUBSCRIBES);
 	answer->filters = filters || strcmp(PQgetvalue(res, 0, COL_PLUGIN), FILTERING_PLUGIN) == 0;
-	answer->clock = (TimestampTz) get_int8(res, COL_CLOCK);
+	answer->clock = TimestampTzPlusMilliseconds((TimestampTz) get_int8(res, COL_CLOCK), tandem_debug_publisher_clock);
 	answer->xmin = get_int8(res, COL_XMIN);
 	if (answer->recovery)
 		return;

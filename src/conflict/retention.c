@@ -62,6 +62,7 @@
 #include "conflict/store.h"
 
 #define NAP 1000				/* ms between two turns */
+#define SHORT_NAP 100			/* ms, when tests let epochs end fast */
 #define RESTART 10000			/* ms before a worker that has failed is started again */
 #define EPOCH_AGE 60000			/* ms after which an epoch with entries is closed */
 #define SPARE 64				/* subscriptions that are paused, beside max_worker_processes */
@@ -573,7 +574,8 @@ tandem_retention_main(Datum dbid)
 		turn();
 		pgstat_report_stat(false);
 		pgstat_report_activity(STATE_IDLE, NULL);
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, NAP, PG_WAIT_EXTENSION);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 Max(Min(NAP, tandem_debug_epoch_age), SHORT_NAP), PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);
 	}
 }
