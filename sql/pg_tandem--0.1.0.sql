@@ -503,6 +503,160 @@ CREATE MATERIALIZED VIEW tandem.deletion_windows AS SELECT
 	NULL::timestamptz AS passed
 WITH NO DATA;
 CREATE INDEX deletion_windows_key ON tandem.deletion_windows (subid, to_time);
+/* ---- the conflict log ------------------------------------------------------- */
+
+-- Storage as that of copies; columns as in src/conflict/log.h.
+CREATE SEQUENCE tandem.conflict_id;
+REVOKE ALL ON SEQUENCE tandem.conflict_id FROM PUBLIC;
+
+CREATE MATERIALIZED VIEW tandem.conflict_log AS SELECT
+	NULL::bigint AS id,
+	NULL::timestamptz AS "time",
+	NULL::oid AS subid,
+	NULL::name AS subscription,
+	NULL::oid AS relid,
+	NULL::name AS schema,
+	NULL::name AS "table",
+	NULL::text AS type,
+	NULL::"char" AS operation,
+	NULL::text AS configured,
+	NULL::text AS resolution,
+	NULL::text AS detection,
+	NULL::text AS reason,
+	NULL::text AS local_origin,
+	NULL::xid AS local_xid,
+	NULL::timestamptz AS local_time,
+	NULL::text AS remote_origin,
+	NULL::text AS remote_node,
+	NULL::xid AS remote_xid,
+	NULL::timestamptz AS remote_time,
+	NULL::pg_lsn AS remote_lsn,
+	NULL::jsonb AS key,
+	NULL::jsonb AS local_row,
+	NULL::jsonb AS remote_row,
+	NULL::jsonb AS result_row,
+	NULL::integer AS attempts,
+	NULL::timestamptz AS last_attempt,
+	NULL::"char" AS settled,
+	NULL::timestamptz AS settled_at,
+	NULL::name AS settled_by,
+	NULL::integer AS bytes
+WITH NO DATA;
+CREATE UNIQUE INDEX conflict_log_id ON tandem.conflict_log (id);
+CREATE INDEX conflict_log_time ON tandem.conflict_log ("time", id);
+
+-- Sums are what counts: each transaction with conflicts adds rows, the cleaning of
+-- the log puts them together.
+CREATE MATERIALIZED VIEW tandem.conflict_counts AS SELECT
+	NULL::oid AS subid,
+	NULL::oid AS relid,
+	NULL::text AS type,
+	NULL::text AS resolution,
+	NULL::bigint AS conflicts,
+	NULL::bigint AS stored,
+	NULL::bigint AS bytes,
+	NULL::timestamptz AS since,
+	NULL::timestamptz AS "last"
+WITH NO DATA;
+
+-- Newest first.  NULL: whatever it is.  Shows of rows what the caller may read.
+CREATE FUNCTION tandem.find_conflicts(
+	only_id bigint DEFAULT NULL,
+	not_before timestamptz DEFAULT NULL,
+	of_subscription name DEFAULT NULL,
+	of_table text DEFAULT NULL,
+	of_type text DEFAULT NULL,
+	most integer DEFAULT NULL,
+	OUT id bigint,
+	OUT "time" timestamptz,
+	OUT subscription name,
+	OUT schema name,
+	OUT "table" name,
+	OUT relid oid,
+	OUT type text,
+	OUT operation text,
+	OUT outcome text,
+	OUT resolution text,
+	OUT detection text,
+	OUT reason text,
+	OUT local_origin text,
+	OUT local_xid xid,
+	OUT local_time timestamptz,
+	OUT remote_origin text,
+	OUT remote_node text,
+	OUT remote_xid xid,
+	OUT remote_time timestamptz,
+	OUT remote_lsn pg_lsn,
+	OUT key jsonb,
+	OUT local_row jsonb,
+	OUT remote_row jsonb,
+	OUT result_row jsonb,
+	OUT hidden text,
+	OUT attempts integer,
+	OUT last_attempt timestamptz,
+	OUT state text,
+	OUT settled_at timestamptz,
+	OUT settled_by name)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_find_conflicts' LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 100;
+
+CREATE VIEW tandem.conflicts AS SELECT * FROM tandem.find_conflicts();
+COMMENT ON VIEW tandem.conflicts IS
+'one row a conflict of this database: what it was, who wrote which row when, and what was done';
+
+CREATE FUNCTION tandem.conflict_counters(
+	OUT subscription name,
+	OUT schema name,
+	OUT "table" name,
+	OUT relid oid,
+	OUT type text,
+	OUT resolution text,
+	OUT conflicts bigint,
+	OUT since timestamptz,
+	OUT "last" timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_conflict_counters' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 100;
+
+CREATE VIEW tandem.conflict_stats AS SELECT * FROM tandem.conflict_counters();
+COMMENT ON VIEW tandem.conflict_stats IS
+'how many conflicts there have been, by subscription, table, type and what was done';
+
+CREATE FUNCTION tandem.conflict_storage_row(
+	OUT stored bigint,
+	OUT bytes bigint,
+	OUT oldest timestamptz,
+	OUT newest timestamptz,
+	OUT open_last_day bigint,
+	OUT failed_last_day bigint,
+	OUT not_stored bigint,
+	OUT last_error text,
+	OUT last_error_at timestamptz)
+RETURNS record
+AS 'MODULE_PATHNAME', 'tandem_conflict_storage' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED;
+
+CREATE VIEW tandem.conflict_storage AS SELECT * FROM tandem.conflict_storage_row();
+COMMENT ON VIEW tandem.conflict_storage IS
+'one row: how much the conflict log of this database holds, and what it could not';
+
+CREATE FUNCTION tandem.conflict_dismiss(id bigint) RETURNS void
+AS 'MODULE_PATHNAME', 'tandem_conflict_dismiss' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.conflict_dismiss(bigint) IS
+'marks a conflict as seen to';
+
+CREATE FUNCTION tandem.conflict_replay(id bigint) RETURNS text
+AS 'MODULE_PATHNAME', 'tandem_conflict_replay' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.conflict_replay(bigint) IS
+'applies the remote change of a conflict that was skipped or has failed, in this transaction and with the caller''s rights; returns what it did';
+
+REVOKE ALL ON FUNCTION tandem.find_conflicts(bigint, timestamptz, name, text, text, integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.conflict_counters() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.conflict_storage_row() FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.conflict_dismiss(bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.conflict_replay(bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION
+	tandem.find_conflicts(bigint, timestamptz, name, text, text, integer),
+	tandem.conflict_counters(), tandem.conflict_storage_row() TO pg_monitor;
+GRANT SELECT ON tandem.conflicts, tandem.conflict_stats, tandem.conflict_storage TO pg_monitor;
 
 /* ---- how long tombstones are kept ------------------------------------------- */
 

@@ -19,6 +19,7 @@
 
 #include "common/settings.h"
 #include "common/standby.h"
+#include "conflict/conflict.h"
 #include "conflict/retention.h"
 #include "failback/failback.h"
 #include "failback/guard.h"
@@ -47,6 +48,7 @@ tandem_shmem_request(void)
 	tandem_subscriptions_shmem_request();
 	tandem_waves_shmem_request();
 	tandem_retention_shmem_request();
+	tandem_conflict_shmem_request();
 }
 
 static void
@@ -62,6 +64,7 @@ tandem_shmem_startup(void)
 	tandem_subscriptions_shmem_startup();
 	tandem_waves_shmem_startup();
 	tandem_retention_shmem_startup();
+	tandem_conflict_shmem_startup();
 }
 
 void

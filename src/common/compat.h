@@ -224,6 +224,14 @@ typedef char *TandemPage;
 #define TANDEM_EPQ_INIT(epqstate, estate) EvalPlanQualInit(epqstate, estate, NULL, NIL, -1)
 #endif
 
+/* A role's privilege on a schema. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_SCHEMA_ACLCHECK(schema, role, mode) \
+	object_aclcheck(NamespaceRelationId, schema, role, mode)
+#else
+#define TANDEM_SCHEMA_ACLCHECK(schema, role, mode) pg_namespace_aclcheck(schema, role, mode)
+#endif
+
 /* The server's own workers of a subscription; caller has LogicalRepWorkerLock. */
 #if PG_VERSION_NUM >= 180000
 #define TANDEM_CORE_WORKERS(subid) logicalrep_workers_find(subid, false, false)

@@ -38,6 +38,8 @@ int			tandem_failback_timeout;
 int			tandem_failback_keep_size;
 int			tandem_sync_workers;
 int			tandem_spool_limit;
+int			tandem_conflict_retention;
+int			tandem_conflict_limit;
 bool		tandem_fast_copy;
 int			tandem_tombstone_limit;
 int			tandem_max_retention;
@@ -50,6 +52,7 @@ int			tandem_debug_guard_failure;
 int			tandem_debug_publisher_version;
 int			tandem_debug_wave_share;
 int			tandem_debug_range_size;
+int			tandem_debug_clean_interval;
 
 static const struct config_enum_entry transfer_options[] = {
 	{"none", TANDEM_TRANSFER_NONE, false},
@@ -283,6 +286,17 @@ tandem_define_settings(void)
 							   &tandem_node_id, "",
 							   PGC_SIGHUP, 0, check_node_id, NULL, NULL);
 
+	DefineCustomIntVariable("tandem.conflict_retention",
+							"On a subscriber, how long conflicts are kept.",
+							"0 means until there are too many.",
+							&tandem_conflict_retention, 30 * 24 * 3600, 0, INT_MAX,
+							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("tandem.conflict_limit",
+							"On a subscriber, most conflicts that a database keeps.",
+							"Beyond it the oldest ones go.",
+							&tandem_conflict_limit, 1024, 1, INT_MAX / 2,
+							PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+
 	DefineCustomIntVariable("tandem.debug_clock_offset",
 							"Developer setting: apply workers that wait for the publisher's clock see ours as this much later.",
 							NULL,
@@ -340,6 +354,14 @@ tandem_define_settings(void)
 							&tandem_debug_range_size, 64 * 1024, 1, INT_MAX,
 							PGC_SIGHUP,
 							GUC_UNIT_KB | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("tandem.debug_clean_interval",
+							"Developer setting: pause between two looks at the size of the conflict log.",
+							NULL,
+							&tandem_debug_clean_interval, 60 * 1000, 1, INT_MAX,
+							PGC_SIGHUP,
+							GUC_UNIT_MS | GUC_NO_SHOW_ALL | GUC_NOT_IN_SAMPLE | GUC_DISALLOW_IN_AUTO_FILE,
 							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("tandem.debug_publisher_version",

@@ -32,6 +32,9 @@ extern char *tandem_node_id;	/* empty = the system identifier */
 /* Can this be a node's identifier, or none (empty)? */
 extern bool tandem_node_id_valid(const char *text);
 
+extern int	tandem_conflict_retention;	/* s, 0 = for ever */
+extern int	tandem_conflict_limit;	/* MB, of a database */
+
 /* What of the primary waits for the failback standbys; bits. */
 typedef enum TandemTransfer
 {
@@ -66,6 +69,7 @@ extern int	tandem_debug_publisher_version; /* 0 = what it is */
 extern int	tandem_debug_wave_share;	/* kB */
 extern int	tandem_debug_range_size;	/* kB */
 extern int	tandem_debug_clock_offset;	/* ms */
+extern int	tandem_debug_clean_interval;	/* ms */
 
 extern void tandem_define_settings(void);
 

@@ -11,8 +11,9 @@
  *	 local.c	who wrote the row that is here, and when
  *	 decide.c	who wins
  * Telling
- *	 log.c		tandem.conflicts, in the log and in counters
- *	 log_view.c	the views, tandem.conflict_dismiss() and the like
+ *	 log.c		conflicts on their way into the log; see log.h
+ *	 log_view.c	the views
+ *	 log_settle.c	tandem.conflict_dismiss(), tandem.conflict_replay()
  * Rows that were deleted meanwhile
  *	 collector.c	the process that decodes this database's own deletes
  *	 tombstone.c	the store, and the look into it
@@ -198,19 +199,47 @@ typedef struct TandemConflict
 } TandemConflict;
 
 /*
- * Records a conflict in the current transaction and says it in the log.  A
- * conflict log that can't be written (full, no room) is said in the log and
- * counted, and raises nothing.
+ * Records a conflict of the current transaction, with what the session says.  It
+ * is kept in memory (slots may be used again), and written, counted and said in
+ * the server's log by tandem_conflict_flush(), or before if there are many.  A
+ * conflict log that can't be written (full, missing) is said in the log and
+ * counted, and raises nothing.  Needs a transaction and an active snapshot.
  */
 extern void tandem_conflict_record(const TandemConflict *conflict);
 
 /*
- * The same for a conflict that ends the transaction: it is kept in memory, and
- * written by tandem_conflict_write_failed() in a transaction of its own when
- * the caller has rolled back.  Raise nothing.
+ * Before the transaction, or the subtransaction in which changes were applied,
+ * commits: writes what has been recorded.  Raises nothing but cancellation.
+ * After a rollback: forgets it.
+ */
+extern void tandem_conflict_flush(void);
+extern void tandem_conflict_forget(void);
+
+/*
+ * For a conflict that ends the transaction: it is kept in memory, and written by
+ * tandem_conflict_write_failed() when the caller has rolled back, in a transaction
+ * of its own, or within the caller's if there is one.  The same conflict again (its transaction is
+ * tried again) only counts as another attempt.  They don't say it in the log:
+ * the caller's error does.  Raise nothing.
  */
 extern void tandem_conflict_record_failed(const TandemConflict *conflict);
 extern void tandem_conflict_write_failed(void);
+
+/*
+ * What is said of a conflict: "The row to be updated was modified by ... at ...:
+ * local row (...), remote row (...), replica identity (...). ...".  For the detail
+ * of an error; palloc'd.  May raise what output functions do.
+ */
+extern char *tandem_conflict_detail(const TandemConflict *conflict);
+
+/*
+ * Keeps the log within its bounds, some steps at a time and once a minute; for a
+ * process that has a moment, with no transaction open.  Raises nothing.
+ */
+extern void tandem_conflict_housekeeping(void);
+
+extern void tandem_conflict_shmem_request(void);
+extern void tandem_conflict_shmem_startup(void);
 
 /* ---- tombstone.c ------------------------------------------------------------------------ */
 

@@ -117,6 +117,7 @@ end_after_error(void)
 	RESUME_INTERRUPTS();
 
 	tandem_subscription_failed(error);
+	tandem_conflict_write_failed();
 	if (tandem_apply.sub)
 	{
 		pgstat_report_subscription_error(tandem_apply.sub->oid, true);
@@ -424,6 +425,8 @@ run(XLogRecPtr received)
 			tandem_route_boundary(received);
 			if (tandem_route_wants_position())
 				tandem_feedback_send(publisher, received, true, true);
+			if (!IsTransactionState())
+				tandem_conflict_housekeeping();
 		}
 		MemoryContextReset(tandem_apply.message_context);
 		MemoryContextSwitchTo(TopMemoryContext);

@@ -248,6 +248,7 @@ tandem_apply_finish(void)
 {
 	tandem_batch_flush();
 	tandem_targets_close();
+	tandem_conflict_flush();
 }
 
 void
@@ -256,6 +257,7 @@ tandem_apply_abort(void)
 	tandem_batch_abort();
 	tandem_targets_abort();
 	tandem_relations_abort();
+	tandem_conflict_forget();
 	memset(&tandem_apply_counts, 0, sizeof(tandem_apply_counts));
 	tandem_apply_begin_transaction(InvalidTransactionId, InvalidXLogRecPtr, 0);
 	tandem_apply_at.action = 0;

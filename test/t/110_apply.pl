@@ -103,7 +103,7 @@ $subscriber->query('DELETE FROM plain WHERE id IN (1, 2)');
 my $mark = $subscriber->log_mark;
 $publisher->query(q{UPDATE plain SET a = 'missing' WHERE id = 1; DELETE FROM plain WHERE id = 2; INSERT INTO plain VALUES (-2, 'after', 0)});
 caught_up();
-like($subscriber->log_since($mark), qr/did not find row to be updated in replication target relation "public.plain"/, 'a missing row is logged');
+like($subscriber->log_since($mark), qr/conflict detected on relation "public\.plain": conflict=update_missing/, 'a missing row is logged');
 is($subscriber->query('SELECT a FROM plain WHERE id = -2'), 'after', 'and the stream goes on');
 is($subscriber->query('SELECT update_missing, delete_missing FROM tandem.subscriptions'), '1|1', 'missing rows are counted by kind');
 my $counted = 'SELECT updates, deletes FROM tandem.subscriptions';
