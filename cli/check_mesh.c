@@ -19,7 +19,7 @@
 
 #define ORIGIN_FILTER "pg_tandem_output"	/* src/output */
 
-/* Roles that are no superusers may use the plugins of a list only. */
+/* The newest minor releases allow the plugins of a list only. */
 static void
 check_allowed(Diagnosis *d, Node *publisher, PGconn *conn, const Subscription *s, const char *plugin)
 {

@@ -16,7 +16,7 @@
  *
  * A change has an origin if it was applied from another node: by a subscription
  * of the server or of ours, also by an initial copy.  Logical messages of ours
- * ("pg_tandem ...") are sent to nobody: they are for this node's own decoders.
+ * ("tandem." and what follows) are sent to nobody: they are for this node's own decoders.
  *
  * It is a library of its own since a library is one plugin, and knows nothing
  * of pg_tandem.so, which a publisher need not load.
@@ -39,7 +39,7 @@ PG_MODULE_MAGIC;
 extern PGDLLEXPORT void _PG_output_plugin_init(OutputPluginCallbacks *cb);
 
 /* what their prefixes begin with */
-#define OUR_MESSAGES "pg_tandem "
+#define OUR_MESSAGES "tandem."
 
 static OutputPluginCallbacks pgoutput;
 

@@ -136,8 +136,8 @@ like($a->query_error("$peek, 'origin', 'any', 'origin', 'any')"), qr/option "ori
 like($a->query_error("$peek, 'colour', 'red')"), qr/unrecognized pgoutput option: colour/, 'what pgoutput does not know');
 
 note 'messages';
-$a->query(q{SELECT pg_logical_emit_message(true, 'yours', 'x'), pg_logical_emit_message(false, 'pg_tandem probe', 'x'),
-	pg_logical_emit_message(true, 'pg_tandem deleted', 'x'), pg_logical_emit_message(false, 'theirs', 'x')});
+$a->query(q{SELECT pg_logical_emit_message(true, 'yours', 'x'), pg_logical_emit_message(false, 'tandem.probe', 'x'),
+	pg_logical_emit_message(true, 'tandem.deleted', 'x'), pg_logical_emit_message(false, 'theirs', 'x')});
 is($a->query(q{SELECT string_agg(m[1], ' ' ORDER BY m[1]) FROM pg_logical_slot_peek_binary_changes(
 	'peek', NULL, NULL, 'proto_version', '1', 'publication_names', 'p', 'messages', 'true'),
 	regexp_matches(encode(data, 'escape'), '^M.*(yours|theirs|tandem)') m}),
