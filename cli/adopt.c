@@ -14,48 +14,13 @@
  */
 #include "postgres_fe.h"
 
-#include "fe_utils/cancel.h"
 #include "subscription.h"
 #include "text.h"
 
-/* Runs a statement that writes and may take long.  Ends the program on error. */
 static void
-run_statement(Node *node, const Subscription *s, const char *sql)
+run(Node *node, const Subscription *s, const char *sql)
 {
-	const char *error = NULL;
-	PGconn	   *conn = node_database(node, s->database, &error);
-	PGresult   *res;
-
-	if (conn == NULL)
-	{
-		pg_log_error("%s, database \"%s\": %s", node->label, text_clean(s->database), error);
-		exit(EXIT_ATTENTION);
-	}
-	res = PQexec(conn, "SELECT pg_catalog.set_config('default_transaction_read_only', 'off', false),"
-					   " pg_catalog.set_config('statement_timeout', '0', false),"
-					   " pg_catalog.set_config('lock_timeout', '0', false)");
-	PQclear(res);
-	setup_cancel_handler(NULL);
-	SetCancelConn(conn);
-	res = PQexec(conn, sql);
-	ResetCancelConn();
-	if (PQresultStatus(res) != PGRES_TUPLES_OK)
-	{
-		const char *message = PQresultErrorField(res, PG_DIAG_MESSAGE_PRIMARY);
-		const char *detail = PQresultErrorField(res, PG_DIAG_MESSAGE_DETAIL);
-		const char *hint = PQresultErrorField(res, PG_DIAG_MESSAGE_HINT);
-		const char *sqlstate = PQresultErrorField(res, PG_DIAG_SQLSTATE);
-
-		pg_log_error("%s", text_message(message ? message : PQerrorMessage(conn)));
-		if (detail)
-			pg_log_error_detail("%s", text_clean(detail));
-		if (hint)
-			pg_log_error_hint("%s", text_clean(hint));
-		else if (sqlstate && (strcmp(sqlstate, "3F000") == 0 || strcmp(sqlstate, "42883") == 0))
-			pg_log_error_hint("Run CREATE EXTENSION pg_tandem in database \"%s\".", text_clean(s->database));
-		exit(EXIT_ATTENTION);
-	}
-	PQclear(res);
+	PQclear(node_run(node, s->database, sql, false));
 }
 
 static int
@@ -64,7 +29,7 @@ run_adopt(const Options *options)
 	Node	   *node = only_node(options);
 	const Subscription *s = must_find_subscription(node, options);
 
-	run_statement(node, s, screen_printf("SELECT tandem.adopt(%s, %s)", quote_literal(s->name), quote_literal(options->adopt_options ? options->adopt_options : "")));
+	run(node, s, screen_printf("SELECT tandem.adopt(%s, %s)", quote_literal(s->name), quote_literal(options->adopt_options ? options->adopt_options : "")));
 	printf("Subscription \"%s\" of database \"%s\" is %s by pg_tandem.\n"
 		   "\"tandem sync\" shows its tables, \"tandem status\" how far it is.\n",
 		   text_clean(s->name), text_clean(s->database), s->labelled ? "run as before" : "now run");
@@ -77,7 +42,7 @@ run_release(const Options *options)
 	Node	   *node = only_node(options);
 	const Subscription *s = must_find_subscription(node, options);
 
-	run_statement(node, s, screen_printf("SELECT tandem.release(%s, %s)", quote_literal(s->name), options->force ? "true" : "false"));
+	run(node, s, screen_printf("SELECT tandem.release(%s, %s)", quote_literal(s->name), options->force ? "true" : "false"));
 	printf("Subscription \"%s\" of database \"%s\" is the server's own again, and disabled.\n"
 		   "ALTER SUBSCRIPTION ... ENABLE lets the server go on where pg_tandem stopped.\n",
 		   text_clean(s->name), text_clean(s->database));

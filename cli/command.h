@@ -31,6 +31,7 @@
 #define TAKES_OPTIONS 0x80
 #define TAKES_FORCE 0x100
 #define TAKES_LIVE 0x200		/* --watch, its seconds may be left out */
+#define TAKES_CONFLICTS 0x400
 
 typedef struct Options
 {
@@ -56,6 +57,17 @@ typedef struct Options
 	const char *adopt_options;
 	bool		force;
 
+	/* conflicts; numbers as the user wrote them */
+	const char *argument;		/* as subscription */
+	const char *of_subscription;
+	const char *table;
+	const char *type;
+	const char *since;
+	const char *most;
+	const char *diff;
+	const char *replay;
+	const char *dismiss;
+
 	/* rejoin */
 	const char *program;		/* argv[0] */
 	const char *data_dir;
@@ -71,7 +83,7 @@ typedef struct Command
 {
 	const char *name;
 	int			takes;			/* TAKES_... */
-	int			least_arguments;	/* 0 or 1: the name of a subscription */
+	int			least_arguments;	/* 0 or 1: the name of a subscription, or the number of a conflict */
 	int			most_arguments;
 	const char *synopsis;		/* the options that only this one has */
 	const char *summary;		/* one line, for "tandem --help" */
@@ -86,6 +98,7 @@ extern const Command rejoin_command;
 extern const Command adopt_command;
 extern const Command release_command;
 extern const Command sync_command;
+extern const Command conflicts_command;
 extern const Command uninstall_command;
 
 #endif							/* TANDEM_COMMAND_H */

@@ -26,13 +26,13 @@ json_init(Json *json, PQExpBuffer out, bool pretty)
 	json->first = true;
 }
 
+/* Appends text as valid UTF-8, without what a terminal would obey; "written" is JSON already. */
 static void
-quote(PQExpBuffer out, const char *value)
+append_safe(PQExpBuffer out, const char *value, bool written)
 {
 	const unsigned char *s = (const unsigned char *) value;
 	size_t		left = strlen(value);
 
-	appendPQExpBufferChar(out, '"');
 	while (left > 0)
 	{
 		int			len = pg_encoding_mblen(PG_UTF8, (const char *) s);
@@ -42,9 +42,9 @@ quote(PQExpBuffer out, const char *value)
 			appendPQExpBufferStr(out, "\\ufffd");
 			len = 1;
 		}
-		else if (*s == '"' || *s == '\\')
+		else if ((*s == '"' || *s == '\\') && !written)
 			appendPQExpBuffer(out, "\\%c", *s);
-		else if (*s == '\n')
+		else if (*s == '\n' && !written)
 			appendPQExpBufferStr(out, "\\n");
 		else if (*s < 0x20 || *s == 0x7f)
 			appendPQExpBuffer(out, "\\u%04x", *s);
@@ -55,6 +55,13 @@ quote(PQExpBuffer out, const char *value)
 		s += len;
 		left -= len;
 	}
+}
+
+static void
+quote(PQExpBuffer out, const char *value)
+{
+	appendPQExpBufferChar(out, '"');
+	append_safe(out, value, false);
 	appendPQExpBufferChar(out, '"');
 }
 
@@ -173,4 +180,11 @@ json_number(Json *json, const char *key, const char *value)
 {
 	begin_value(json, key);
 	appendPQExpBufferStr(json->out, value && is_number(value) ? value : "null");
+}
+
+void
+json_written(Json *json, const char *key, const char *value)
+{
+	begin_value(json, key);
+	append_safe(json->out, value ? value : "null", true);
 }

@@ -38,4 +38,7 @@ extern void json_null(Json *json, const char *key);
 /* A number as text from a server, null if it is not one. */
 extern void json_number(Json *json, const char *key, const char *value);
 
+/* What a server has written as JSON; NULL writes null. */
+extern void json_written(Json *json, const char *key, const char *value);
+
 #endif							/* TANDEM_JSON_H */

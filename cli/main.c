@@ -29,6 +29,7 @@ static const Command *const commands[] = {
 	&adopt_command,
 	&release_command,
 	&sync_command,
+	&conflicts_command,
 	&uninstall_command,
 	NULL};
 
@@ -44,6 +45,14 @@ enum
 	OPT_DRY_RUN,
 	OPT_OPTIONS,
 	OPT_FORCE,
+	OPT_SUBSCRIPTION,
+	OPT_TABLE,
+	OPT_TYPE,
+	OPT_SINCE,
+	OPT_LIMIT,
+	OPT_DIFF,
+	OPT_REPLAY,
+	OPT_DISMISS,
 	OPT_SOURCE,
 	OPT_SLOT,
 	OPT_RESTORE_COMMAND,
@@ -66,6 +75,14 @@ static const struct
 	{TAKES_DRY_RUN, {"dry-run", no_argument, NULL, OPT_DRY_RUN}, "      --dry-run            show what would be done, change nothing"},
 	{TAKES_OPTIONS, {"options", required_argument, NULL, OPT_OPTIONS}, "      --options=LIST       options of tandem.adopt(), such as \"workers = 4\""},
 	{TAKES_FORCE, {"force", no_argument, NULL, OPT_FORCE}, "      --force              empty tables that are copied halfway instead of waiting"},
+	{TAKES_CONFLICTS, {"subscription", required_argument, NULL, OPT_SUBSCRIPTION}, "      --subscription=NAME  only those of this subscription"},
+	{TAKES_CONFLICTS, {"table", required_argument, NULL, OPT_TABLE}, "      --table=NAME         only those of this table, in SQL's way: orders or public.orders"},
+	{TAKES_CONFLICTS, {"type", required_argument, NULL, OPT_TYPE}, "      --type=TYPE          only those of this type, such as update_missing"},
+	{TAKES_CONFLICTS, {"since", required_argument, NULL, OPT_SINCE}, "      --since=TIME         only those since a time, or an interval ago: \"2 hours\""},
+	{TAKES_CONFLICTS, {"limit", required_argument, NULL, OPT_LIMIT}, "      --limit=N            the newest N of a database (default 50), 0 = all"},
+	{TAKES_CONFLICTS, {"diff", required_argument, NULL, OPT_DIFF}, "      --diff=ID            the rows of one conflict, as ID alone"},
+	{TAKES_CONFLICTS, {"replay", required_argument, NULL, OPT_REPLAY}, "      --replay=ID          apply its remote change, if it was skipped or has failed"},
+	{TAKES_CONFLICTS, {"dismiss", required_argument, NULL, OPT_DISMISS}, "      --dismiss=ID         mark it as seen to"},
 	{TAKES_REJOIN, {"pgdata", required_argument, NULL, 'D'}, "  -D, --pgdata=DIR         data directory of the old primary (default: PGDATA)"},
 	{TAKES_REJOIN, {"source", required_argument, NULL, OPT_SOURCE}, "      --source=CONNINFO    connection string of the new primary"},
 	{TAKES_REJOIN, {"slot", required_argument, NULL, OPT_SLOT}, "      --slot=NAME          physical slot to stream with, made if missing (default tandem_rejoin)"},
@@ -187,6 +204,30 @@ parse_options(const Command *command, int argc, char **argv, Options *options)
 			case 'D':
 				options->data_dir = optarg;
 				break;
+			case OPT_SUBSCRIPTION:
+				options->of_subscription = optarg;
+				break;
+			case OPT_TABLE:
+				options->table = optarg;
+				break;
+			case OPT_TYPE:
+				options->type = optarg;
+				break;
+			case OPT_SINCE:
+				options->since = optarg;
+				break;
+			case OPT_LIMIT:
+				options->most = optarg;
+				break;
+			case OPT_DIFF:
+				options->diff = optarg;
+				break;
+			case OPT_REPLAY:
+				options->replay = optarg;
+				break;
+			case OPT_DISMISS:
+				options->dismiss = optarg;
+				break;
 			case OPT_SOURCE:
 				options->source = optarg;
 				break;
@@ -252,7 +293,7 @@ parse_options(const Command *command, int argc, char **argv, Options *options)
 		usage_error(command);
 	}
 	if (optind < argc)
-		options->subscription = argv[optind];
+		options->subscription = options->argument = argv[optind];
 	if (options->never_password && options->force_password)
 	{
 		pg_log_error("options -w and -W can't be used together");

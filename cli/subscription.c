@@ -13,6 +13,7 @@
  */
 #include "postgres_fe.h"
 
+#include "fe_utils/cancel.h"
 #include "subscription.h"
 #include "text.h"
 
@@ -172,6 +173,46 @@ subscription_sum(const Subscription *s, const char *state, const char *column)
 	return sum;
 }
 
+PGresult *
+node_run(Node *node, const char *database, const char *sql, bool own_path)
+{
+	const char *error = NULL;
+	PGconn	   *conn = node_database(node, database, &error);
+	PGresult   *res;
+
+	if (conn == NULL)
+	{
+		pg_log_error("%s, database \"%s\": %s", node->label, text_clean(database), error);
+		exit(EXIT_ATTENTION);
+	}
+	PQclear(PQexec(conn, "SELECT pg_catalog.set_config('default_transaction_read_only', 'off', false),"
+						 " pg_catalog.set_config('statement_timeout', '0', false),"
+						 " pg_catalog.set_config('lock_timeout', '0', false)"));
+	if (own_path)
+		PQclear(PQexec(conn, "RESET search_path"));
+	setup_cancel_handler(NULL);
+	SetCancelConn(conn);
+	res = PQexec(conn, sql);
+	ResetCancelConn();
+	if (PQresultStatus(res) != PGRES_TUPLES_OK)
+	{
+		const char *message = PQresultErrorField(res, PG_DIAG_MESSAGE_PRIMARY);
+		const char *detail = PQresultErrorField(res, PG_DIAG_MESSAGE_DETAIL);
+		const char *hint = PQresultErrorField(res, PG_DIAG_MESSAGE_HINT);
+		const char *sqlstate = PQresultErrorField(res, PG_DIAG_SQLSTATE);
+
+		pg_log_error("%s", text_message(message ? message : PQerrorMessage(conn)));
+		if (detail)
+			pg_log_error_detail("%s", text_clean(detail));
+		if (hint)
+			pg_log_error_hint("%s", text_clean(hint));
+		else if (sqlstate && (strcmp(sqlstate, "3F000") == 0 || strcmp(sqlstate, "42883") == 0))
+			pg_log_error_hint("Run CREATE EXTENSION pg_tandem in database \"%s\".", text_clean(database));
+		exit(EXIT_ATTENTION);
+	}
+	return res;
+}
+
 Node *
 only_node(const Options *options)
 {
@@ -187,8 +228,7 @@ only_node(const Options *options)
 	return topology->nodes[0];
 }
 
-/* The database that -d or PGDATABASE names, or NULL. */
-static const char *
+const char *
 asked_database(const Options *options)
 {
 	const char *name = options->dbname;

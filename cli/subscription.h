@@ -51,6 +51,16 @@ extern const char *subscription_field(const Subscription *s, const char *column)
 /* Sum of a column over the states of its tables, or over those that are named. */
 extern int64 subscription_sum(const Subscription *s, const char *state, const char *column);
 
+/* The database that -d or PGDATABASE names, or NULL. */
+extern const char *asked_database(const Options *options);
+
+/*
+ * Runs a statement that writes and may take long, until Ctrl-C, in a database of
+ * the node.  own_path: with the search_path that the user's sessions have.
+ * Returns its result, for PQclear(); ends the program on error.
+ */
+extern PGresult *node_run(Node *node, const char *database, const char *sql, bool own_path);
+
 /* The connection of a command that works on one server: the one it was given. */
 extern Node *only_node(const Options *options);
 
