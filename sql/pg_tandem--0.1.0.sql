@@ -750,3 +750,15 @@ CREATE MATERIALIZED VIEW tandem.conflict_rules AS SELECT
 	NULL::text AS value
 WITH NO DATA;
 CREATE INDEX conflict_rules_key ON tandem.conflict_rules (subid, relid);
+
+CREATE FUNCTION tandem.set_conflict(subscription name, "table" regclass, type text, outcome text) RETURNS void
+AS 'MODULE_PATHNAME', 'tandem_set_conflict' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.set_conflict(name, regclass, text, text) IS
+'what is done about one type of conflict in one table; outcome NULL = as in other tables of the subscription';
+REVOKE ALL ON FUNCTION tandem.set_conflict(name, regclass, text, text) FROM PUBLIC;
+
+CREATE FUNCTION tandem.set_delta(subscription name, "table" regclass, "column" name, "on" boolean) RETURNS void
+AS 'MODULE_PATHNAME', 'tandem_set_delta' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.set_delta(name, regclass, name, boolean) IS
+'makes a column a counter: updates add the difference that they made on the publisher';
+REVOKE ALL ON FUNCTION tandem.set_delta(name, regclass, name, boolean) FROM PUBLIC;

@@ -296,7 +296,10 @@ typedef char *TandemPage;
 #define TANDEM_PRIMARY_KEY_INDEX(rel) RelationGetPrimaryKeyIndex(rel)
 #endif
 
-/* Gives an executor state its only table; the columns that an update changes. */
+/*
+ * Gives an executor state its only table; the columns that an update changes;
+ * index entries, those in "indexes" only unless another row has the same.
+ */
 #if PG_VERSION_NUM >= 160000
 #if PG_VERSION_NUM >= 180000
 #define TANDEM_INIT_RANGE_TABLE(estate, rte) \
@@ -318,6 +321,8 @@ typedef char *TandemPage;
 #define TANDEM_ROOT_TO_PARTITION(relinfo, estate) ExecGetRootToChildMap(relinfo, estate)
 #define TANDEM_INSERT_INDEX_TUPLES(relinfo, slot, estate) \
 	ExecInsertIndexTuples(relinfo, slot, estate, false, false, NULL, NIL, false)
+#define TANDEM_INSERT_INDEX_TUPLES_UNLESS(relinfo, slot, estate, conflict, indexes) \
+	ExecInsertIndexTuples(relinfo, slot, estate, false, true, conflict, indexes, false)
 #else
 #define TANDEM_INIT_RANGE_TABLE(estate, rte) ExecInitRangeTable(estate, list_make1(rte))
 #define TANDEM_UPDATED_COLUMNS(estate) \
@@ -325,6 +330,8 @@ typedef char *TandemPage;
 #define TANDEM_ROOT_TO_PARTITION(relinfo, estate) ((relinfo)->ri_RootToPartitionMap)
 #define TANDEM_INSERT_INDEX_TUPLES(relinfo, slot, estate) \
 	ExecInsertIndexTuples(relinfo, slot, estate, false, false, NULL, NIL)
+#define TANDEM_INSERT_INDEX_TUPLES_UNLESS(relinfo, slot, estate, conflict, indexes) \
+	ExecInsertIndexTuples(relinfo, slot, estate, false, true, conflict, indexes)
 #endif
 
 #if PG_VERSION_NUM >= 180000

@@ -83,6 +83,9 @@ extern bool tandem_outcome_allowed(TandemConflictType type, TandemOutcome outcom
 /* The names that may, as "error, skip or apply" (palloc'd): for hints. */
 extern char *tandem_outcomes_of(TandemConflictType type);
 
+/* All types, as "insert_exists, ... and insert_deleted" (palloc'd): for hints. */
+extern char *tandem_conflict_names(void);
+
 /* What the server does. */
 extern void tandem_outcomes_init(TandemOutcomes *outcomes);
 

@@ -116,6 +116,18 @@ tandem_outcomes_of(TandemConflictType type)
 	return list.data;
 }
 
+char *
+tandem_conflict_names(void)
+{
+	StringInfoData list;
+
+	initStringInfo(&list);
+	for (int i = 0; i < TANDEM_CONFLICT_TYPES; i++)
+		appendStringInfo(&list, "%s%s", i == 0 ? "" : i == TANDEM_CONFLICT_TYPES - 1 ? " and " : ", ",
+						 types[i].name);
+	return list.data;
+}
+
 void
 tandem_outcomes_init(TandemOutcomes *result)
 {

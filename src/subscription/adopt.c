@@ -49,9 +49,8 @@
 PG_FUNCTION_INFO_V1(tandem_adopt);
 PG_FUNCTION_INFO_V1(tandem_release);
 
-/* A subscription of this database that the caller may alter. */
-static Oid
-find_owned(const char *name)
+Oid
+tandem_subscription_owned(const char *name)
 {
 	Oid			subid = get_subscription_oid(name, true);
 
@@ -76,7 +75,7 @@ lock_subscription(Oid subid, const char *name)
 	Subscription *sub;
 
 	LockSharedObject(SubscriptionRelationId, subid, 0, AccessExclusiveLock);
-	if (find_owned(name) != subid)
+	if (tandem_subscription_owned(name) != subid)
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("subscription \"%s\" was changed concurrently", name)));
@@ -161,7 +160,7 @@ tandem_adopt(PG_FUNCTION_ARGS)
 	tandem_require_subscriptions();
 	PreventCommandDuringRecovery("tandem.adopt()");
 
-	subid = find_owned(name);
+	subid = tandem_subscription_owned(name);
 	tandem_options_init(&options);
 	tandem_options_parse(list, &options);	/* bad ones first */
 
@@ -188,6 +187,8 @@ tandem_adopt(PG_FUNCTION_ARGS)
 		tandem_options_parse(list, &options);
 	else
 		check_table_states(subid, name);
+	if (tandem_outcomes_need_time(&options.outcomes))
+		tandem_check_last_update_wins(sub);
 	tandem_label_write(subid, name, &options);
 	PG_RETURN_VOID();
 }
@@ -252,7 +253,7 @@ tandem_release(PG_FUNCTION_ARGS)
 	tandem_require_subscriptions();
 	PreventCommandDuringRecovery("tandem.release()");
 
-	subid = find_owned(name);
+	subid = tandem_subscription_owned(name);
 	if (tandem_label_read(subid) == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -282,6 +283,7 @@ tandem_release(PG_FUNCTION_ARGS)
 	tandem_check_releasable(subid, name);
 	if (tandem_copies.forget)
 		tandem_copies.forget(subid, InvalidOid);
+	tandem_rules_drop(subid, InvalidOid);
 	tandem_label_write(subid, name, NULL);
 	ereport(NOTICE,
 			(errmsg("subscription \"%s\" is released, and disabled", name),

@@ -50,6 +50,7 @@
 #include "conflict/conflict.h"
 #include "subscription/apply.h"
 #include "subscription/dispatch.h"
+#include "subscription/resolve.h"
 #include "subscription/route.h"
 #include "subscription/subscription.h"
 #include "subscription/waves.h"
@@ -103,6 +104,7 @@ end_after_error(void)
 	EmitErrorReport();
 	error = CopyErrorData();
 	FlushErrorState();
+	tandem_explain_remember(error);
 	MemoryContextSwitchTo(old);
 	tandem_apply_at.origin = NULL;
 	AbortOutOfAnyTransaction();
@@ -117,7 +119,7 @@ end_after_error(void)
 	RESUME_INTERRUPTS();
 
 	tandem_subscription_failed(error);
-	tandem_conflict_write_failed();
+	tandem_explain();
 	if (tandem_apply.sub)
 	{
 		pgstat_report_subscription_error(tandem_apply.sub->oid, true);

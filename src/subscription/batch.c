@@ -30,7 +30,7 @@
 
 #include "common/compat.h"
 #include "subscription/dispatch.h"
-#include "subscription/target.h"
+#include "subscription/resolve.h"
 
 #define BATCH_BYTES (256 * 1024)	/* of messages */
 #define KEPT_SLOTS 32			/* of a table that is not being filled */
@@ -130,10 +130,12 @@ tandem_batch_flush(void)
 
 	for (int i = 0; i < nrows; i++)
 	{
+		tandem_writing = (TandemWriting) {target, target->batch[i], 'I'};
 		if (target->relinfo->ri_NumIndices > 0)
 			list_free(TANDEM_INSERT_INDEX_TUPLES(target->relinfo, target->batch[i], target->estate));
 		ExecClearTuple(target->batch[i]);
 	}
+	tandem_writing.slot = NULL;
 	MemoryContextSwitchTo(old);
 	tandem_apply_at = at;
 

@@ -21,6 +21,7 @@
 #include "conflict/conflict.h"
 #include "subscription/dispatch.h"
 #include "subscription/modify.h"
+#include "subscription/resolve.h"
 #include "subscription/subscription.h"
 
 TandemApplyAt tandem_apply_at = {.column = -1};
@@ -254,6 +255,7 @@ tandem_apply_finish(void)
 void
 tandem_apply_abort(void)
 {
+	tandem_writing.slot = NULL;
 	tandem_batch_abort();
 	tandem_targets_abort();
 	tandem_relations_abort();

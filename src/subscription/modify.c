@@ -39,9 +39,9 @@
 #include "utils/snapmgr.h"
 
 #include "common/compat.h"
-#include "conflict/missing.h"
 #include "subscription/dispatch.h"
 #include "subscription/modify.h"
+#include "subscription/resolve.h"
 #include "subscription/waves.h"
 
 /* ---- One change ------------------------------------------------------------------- */
@@ -66,21 +66,33 @@ end_change(TandemTarget *target, MemoryContext old)
 }
 
 static void
-insert_row(TandemTarget *target, TupleTableSlot *row)
+insert_row(const TandemChange *change, TandemTarget *target, TupleTableSlot *row)
 {
 	tandem_target_check(target, ACL_INSERT);
+	if (target->careful && target->unique != NIL)
+	{
+		tandem_resolve_insert(change, target, row);
+		return;
+	}
+	tandem_writing = (TandemWriting) {target, row, 'I'};
 	ExecSimpleRelationInsert(target->relinfo, target->estate, row);
+	tandem_writing.slot = NULL;
 }
 
 /* Updates the row in target->found to what is in target->changed. */
 static void
-update_row(TandemTarget *target)
+update_row(const TandemChange *change)
 {
+	TandemTarget *target = change->leaf;
+
 	tandem_target_check(target, ACL_UPDATE);
+	if (!tandem_resolve_update(change))
+		return;
 	EvalPlanQualSetSlot(&target->epqstate, target->changed);
+	tandem_writing = (TandemWriting) {target, target->changed, 'U'};
 	ExecSimpleRelationUpdate(target->relinfo, target->estate, &target->epqstate,
 							 target->found, target->changed);
-	tandem_apply_counts.updates++;
+	tandem_writing.slot = NULL;
 }
 
 /* Deletes the row in target->found. */
@@ -90,21 +102,6 @@ delete_row(TandemTarget *target)
 	tandem_target_check(target, ACL_DELETE);
 	EvalPlanQualSetSlot(&target->epqstate, target->found);
 	ExecSimpleRelationDelete(target->relinfo, target->estate, &target->epqstate, target->found);
-}
-
-/* Finds the row in target->search; if there is none, counts the change as skipped. */
-static bool
-find_row(TandemTarget *target, CmdType operation)
-{
-	tandem_target_check(target, ACL_SELECT);
-	if (tandem_target_find(target))
-		return true;
-	tandem_conflict_missing(target->rel, operation, target->search);
-	if (operation == CMD_UPDATE)
-		tandem_apply_counts.update_missing++;
-	else
-		tandem_apply_counts.delete_missing++;
-	return false;
 }
 
 /* ---- Partitions --------------------------------------------------------------------- */
@@ -130,59 +127,148 @@ route_row(TandemTarget *root, TupleTableSlot *row)
 														   root->routing, row, root->estate));
 }
 
+/* Inserts a row of the root, where it belongs. */
 static void
-insert_into_partition(TandemTarget *root, TupleTableSlot *row)
+insert_routed(const TandemChange *change, TupleTableSlot *row)
 {
-	TandemTarget *partition = route_row(root, row);
+	TandemTarget *root = change->root;
 
-	to_partition(root, partition, row, partition->changed);
-	insert_row(partition, partition->changed);
+	if (root->routing)
+	{
+		TandemTarget *partition = route_row(root, row);
+
+		to_partition(root, partition, row, partition->changed);
+		insert_row(change, partition, partition->changed);
+	}
+	else
+		insert_row(change, root, row);
 }
 
-/* Updates a row; it may move to another partition. */
-static void
-update_in_partition(TandemTarget *root, LogicalRepTupleData *row)
+/* The table itself, or the partition that the row in root->search belongs to. */
+static TandemTarget *
+find_leaf(TandemTarget *root)
 {
-	TandemTarget *partition = route_row(root, root->search);
-	TupleConversionMap *to_root;
+	TandemTarget *partition;
 
+	if (root->routing == NULL)
+		return root;
+	partition = route_row(root, root->search);
 	tandem_map_check_updatable(partition->map);
 	to_partition(root, partition, root->search, partition->search);
-	if (!find_row(partition, CMD_UPDATE))
-		return;
+	return partition;
+}
 
-	tandem_map_modify(partition->map, partition->changed, partition->found, row);
-	if (ExecPartitionCheck(partition->relinfo, partition->changed, root->estate, false))
+/* ---- Updates and deletes ---------------------------------------------------------------- */
+
+/*
+ * The row goes, and comes again as it is in leaf->changed: to another
+ * partition, or with another key.
+ */
+static void
+move_row(const TandemChange *change)
+{
+	TandemTarget *root = change->root;
+	TandemTarget *leaf = change->leaf;
+
+	if (leaf != root)
 	{
-		update_row(partition);
-		return;
+		TupleConversionMap *to_root = convert_tuples_by_name(RelationGetDescr(leaf->rel),
+															 RelationGetDescr(root->rel));
+
+		if (to_root)
+			execute_attr_map_slot(to_root->attrMap, leaf->changed, root->changed);
+		else
+			ExecCopySlot(root->changed, leaf->changed);
 	}
-
 	/* the new row isn't of the old one's memory, which the deletion may release */
-	to_root = convert_tuples_by_name(RelationGetDescr(partition->rel), RelationGetDescr(root->rel));
-	if (to_root)
-		execute_attr_map_slot(to_root->attrMap, partition->changed, root->changed);
-	else
-		ExecCopySlot(root->changed, partition->changed);
 	ExecMaterializeSlot(root->changed);
+	slot_getallattrs(root->changed);
+	delete_row(leaf);
+	/* a look for rows in its way must not find it */
+	CommandCounterIncrement();
+	insert_routed(change, root->changed);
+}
 
-	delete_row(partition);
-	insert_into_partition(root, root->changed);
+/* The row is in leaf->found. */
+static void
+update_found(const TandemChange *change)
+{
+	TandemTarget *leaf = change->leaf;
+	TandemConflict conflict;
+	bool		differs;
+	bool		wins;
+	bool		key_changes;
+
+	key_changes = leaf->rules->outcomes.outcome[TANDEM_UPDATE_ORIGIN_DIFFERS] == TANDEM_OUTCOME_LAST_UPDATE_WINS &&
+		tandem_resolve_key_changes(change);
+	tandem_map_modify(leaf->map, leaf->changed, leaf->found, change->row);
+	wins = tandem_resolve_found(change, &conflict, &differs);
+	tandem_resolve_counters(change, wins);
+	if (differs)
+		tandem_conflict_record(&conflict);
+
+	if (!wins && key_changes)
+	{
+		/* the row here stays, the new one is another */
+		if (tandem_resolve_sent(change, change->root->changed))
+			insert_routed(change, change->root->changed);
+	}
+	else if (wins && (key_changes || (leaf != change->root &&
+									  !ExecPartitionCheck(leaf->relinfo, leaf->changed, leaf->estate, false))))
+		move_row(change);
+	else if (wins || leaf->counters)
+		update_row(change);
 	tandem_apply_counts.updates++;
 }
 
 static void
-delete_in_partition(TandemTarget *root)
+update_leaf(const TandemChange *change)
 {
-	TandemTarget *partition = route_row(root, root->search);
+	TandemConflict conflict;
 
-	tandem_map_check_updatable(partition->map);
-	to_partition(root, partition, root->search, partition->search);
-	if (find_row(partition, CMD_DELETE))
+	tandem_target_check(change->leaf, ACL_SELECT);
+	if (!tandem_target_find(change->leaf))
 	{
-		delete_row(partition);
+		switch (tandem_resolve_missing(change, &conflict))
+		{
+			case TANDEM_MISSING_FOUND:
+				break;
+			case TANDEM_MISSING_SKIP:
+				return;
+			case TANDEM_MISSING_INSERT:
+				insert_routed(change, change->root->changed);
+				conflict.result_row = change->root == change->leaf ? change->root->changed : NULL;
+				conflict.remote_row = conflict.result_row;
+				tandem_conflict_record(&conflict);
+				return;
+		}
+	}
+	update_found(change);
+}
+
+static void
+delete_leaf(const TandemChange *change)
+{
+	TandemTarget *leaf = change->leaf;
+	TandemConflict conflict;
+	bool		differs;
+
+	tandem_target_check(leaf, ACL_SELECT);
+	if (!tandem_target_find(leaf))
+	{
+		(void) tandem_resolve_missing(change, &conflict);
+		return;
+	}
+	if (tandem_resolve_found(change, &conflict, &differs))
+	{
+		delete_row(leaf);
 		tandem_apply_counts.deletes++;
 	}
+	else if (tandem_conflict_session.tombstones)
+		tandem_tombstone_leave(leaf->root, leaf->rel,
+							   leaf->lookup.index ? leaf->map->identity : InvalidOid, leaf->search);
+	if (differs)
+		tandem_conflict_record(&conflict);
 }
 
 /* ---- Changes ------------------------------------------------------------------------- */
@@ -191,8 +277,9 @@ void
 tandem_modify_insert(TandemTarget *target, LogicalRepTupleData *row, Size size)
 {
 	MemoryContext old = CurrentMemoryContext;
+	TandemChange change = {target, target, 'I', NULL, row};
 
-	if (target->batchable)
+	if (target->batchable && !target->careful)
 	{
 		tandem_batch_add(target, row, size);
 		return;
@@ -201,10 +288,7 @@ tandem_modify_insert(TandemTarget *target, LogicalRepTupleData *row, Size size)
 	begin_change(target);
 	tandem_map_store(target->map, target->changed, row, NULL, 0);
 	tandem_target_fill_defaults(target, target->changed);
-	if (target->routing)
-		insert_into_partition(target, target->changed);
-	else
-		insert_row(target, target->changed);
+	insert_routed(&change, target->changed);
 	end_change(target, old);
 	tandem_apply_counts.inserts++;
 }
@@ -236,19 +320,15 @@ tandem_modify_update(TandemTarget *target, LogicalRepTupleData *old_row, Logical
 	MemoryContext old = CurrentMemoryContext;
 	int			nkeys = 0;
 	const AttrNumber *keys = target->routing ? NULL : tandem_target_keys(target, &nkeys);
+	TandemChange change = {target, target, 'U', old_row, row};
 
 	if (target->routing == NULL)
 		tandem_map_check_updatable(target->map);
 	begin_change(target);
 	set_updated_columns(target, row);
 	tandem_map_store(target->map, target->search, old_row ? old_row : row, keys, nkeys);
-	if (target->routing)
-		update_in_partition(target, row);
-	else if (find_row(target, CMD_UPDATE))
-	{
-		tandem_map_modify(target->map, target->changed, target->found, row);
-		update_row(target);
-	}
+	change.leaf = find_leaf(target);
+	update_leaf(&change);
 	TANDEM_UPDATED_COLUMNS(target->estate) = target->sent;
 	ExecClearTuple(target->changed);
 	end_change(target, old);
@@ -260,18 +340,14 @@ tandem_modify_delete(TandemTarget *target, LogicalRepTupleData *old_row)
 	MemoryContext old = CurrentMemoryContext;
 	int			nkeys = 0;
 	const AttrNumber *keys = target->routing ? NULL : tandem_target_keys(target, &nkeys);
+	TandemChange change = {target, target, 'D', old_row, NULL};
 
 	if (target->routing == NULL)
 		tandem_map_check_updatable(target->map);
 	begin_change(target);
 	tandem_map_store(target->map, target->search, old_row, keys, nkeys);
-	if (target->routing)
-		delete_in_partition(target);
-	else if (find_row(target, CMD_DELETE))
-	{
-		delete_row(target);
-		tandem_apply_counts.deletes++;
-	}
+	change.leaf = find_leaf(target);
+	delete_leaf(&change);
 	end_change(target, old);
 }
 

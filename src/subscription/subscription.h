@@ -311,7 +311,18 @@ typedef struct TandemCopies
 
 extern TandemCopies tandem_copies;
 
+/* ---- table_rules.c ---- */
+
+/* Is last_update_wins among them? */
+extern bool tandem_outcomes_need_time(const TandemOutcomes *outcomes);
+
+/* Raises an error if last_update_wins can't be used, a warning if it will not work. */
+extern void tandem_check_last_update_wins(const Subscription *sub);
+
 /* ---- adopt.c ---- */
+
+/* A subscription of this database that the caller may alter; else raises an error. */
+extern Oid	tandem_subscription_owned(const char *name);
 
 /* Raises an error unless a subscription's tables are in a state that core can go on from. */
 extern void tandem_check_releasable(Oid subid, const char *name);

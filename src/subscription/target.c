@@ -47,7 +47,7 @@
 #include "utils/rls.h"
 
 #include "common/compat.h"
-#include "subscription/target.h"
+#include "subscription/resolve.h"
 
 #define KEPT_TARGETS 64			/* more are dropped when a transaction didn't use them */
 #define BATCH_ROWS 1000
@@ -145,6 +145,7 @@ make_common(TandemTarget *target)
 	desc = CreateTupleDescCopyConstr(RelationGetDescr(target->rel));
 	target->search = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 	target->changed = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+	target->before = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 	if (target->rel->rd_rel->relkind == RELKIND_RELATION)
 		target->found = MakeSingleTupleTableSlot(desc, table_slot_callbacks(target->rel));
 	for (int i = 0; i < target->map->natts; i++)
@@ -154,6 +155,13 @@ make_common(TandemTarget *target)
 	}
 	TANDEM_EPQ_INIT(&target->epqstate, target->estate);
 	set_lookup(target);
+	for (int i = 0; i < target->relinfo->ri_NumIndices; i++)
+	{
+		Relation	index = target->relinfo->ri_IndexRelationDescs[i];
+
+		if (tandem_unique_covered(index, target->relinfo->ri_IndexRelationInfo[i]))
+			target->unique = lappend_oid(target->unique, RelationGetRelid(index));
+	}
 }
 
 /* Decides what the table allows. */
@@ -308,6 +316,7 @@ tandem_target_open(LogicalRepRelId remoteid)
 	target->open = true;
 	target->allowed = 0;
 	target->used = transaction;
+	tandem_resolve_prepare(target, target);
 	return target;
 }
 
@@ -344,6 +353,7 @@ tandem_target_partition(TandemTarget *root, ResultRelInfo *relinfo)
 		ExecOpenIndices(relinfo, false);
 	make_common(target);
 	target->triggers = relinfo->ri_TrigDesc != NULL;
+	tandem_resolve_prepare(target, root);
 	root->partitions = lappend(root->partitions, target);
 	MemoryContextSwitchTo(old);
 	return target;
@@ -357,6 +367,9 @@ clear_slots(TandemTarget *target)
 {
 	ExecClearTuple(target->search);
 	ExecClearTuple(target->changed);
+	ExecClearTuple(target->before);
+	for (int i = 0; i < target->nrivals; i++)
+		ExecClearTuple(target->rivals[i]);
 	if (target->found)
 		ExecClearTuple(target->found);
 }

@@ -46,6 +46,7 @@ typedef struct TandemTarget
 	TupleTableSlot *search;		/* virtual: the row as sent */
 	TupleTableSlot *found;		/* of the table's own kind: the row as it is here */
 	TupleTableSlot *changed;	/* virtual: the row as it shall be */
+	TupleTableSlot *before;		/* virtual: the row as it was there; or for a moment */
 	Bitmapset  *sent;			/* columns that the publisher sends, as in updatedCols */
 	TandemLookup lookup;
 
@@ -58,6 +59,16 @@ typedef struct TandemTarget
 	ModifyTableState *mtstate;
 	PartitionTupleRouting *routing;
 	List	   *partitions;		/* TandemTargets of those used */
+
+	/* conflicts: set when the table is opened in a transaction, see resolve.c */
+	Oid			root;			/* the table that the publisher knows */
+	const struct TandemTableRules *rules;
+	Bitmapset  *counters;		/* attribute numbers */
+	bool		careful;		/* an insert resolves violations of unique indexes */
+	bool		careful_update; /* so does an update */
+	List	   *unique;			/* OIDs of the indexes that are covered */
+	int			nrivals;
+	TupleTableSlot **rivals;	/* rows found by them; empty between two changes */
 
 	/* inserts in memory: see batch.c */
 	bool		batchable;

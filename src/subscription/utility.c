@@ -285,6 +285,7 @@ object_access(ObjectAccessType access, Oid classId, Oid objectId, int subId, voi
 			return;
 		if (tandem_copies.forget && tandem_subscription_adopted(objectId, NULL))
 			tandem_copies.forget(objectId, InvalidOid);
+		tandem_rules_drop(objectId, InvalidOid);
 		tandem_label_write(objectId, NULL, NULL);
 	}
 	else if (classId == RelationRelationId && subId == 0)
@@ -292,7 +293,11 @@ object_access(ObjectAccessType access, Oid classId, Oid objectId, int subId, voi
 		char		kind = get_rel_relkind(objectId);
 
 		if (kind == RELKIND_RELATION || kind == RELKIND_PARTITIONED_TABLE)
+		{
 			refuse_drop_of_unready(objectId);
+			if (get_rel_persistence(objectId) != RELPERSISTENCE_TEMP)
+				tandem_rules_drop(InvalidOid, objectId);
+		}
 	}
 	else if (classId == ExtensionRelationId)
 	{
