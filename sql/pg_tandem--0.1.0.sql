@@ -714,6 +714,43 @@ REVOKE ALL ON FUNCTION tandem.tombstone_windows_list() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION tandem.tombstones_status(), tandem.tombstone_windows_list() TO pg_monitor;
 GRANT SELECT ON tandem.tombstones, tandem.tombstone_windows TO pg_monitor;
 
+/* ---- tombstones: looking ------------------------------------------------ */
+
+CREATE FUNCTION tandem.tombstone_find("table" regclass, key jsonb, wait boolean DEFAULT true,
+	OUT verdict text,
+	OUT kind text,
+	OUT deleted_at timestamptz,
+	OUT origin text,
+	OUT xid xid,
+	OUT reason text)
+RETURNS record
+AS 'MODULE_PATHNAME', 'tandem_tombstone_find_sql' LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION tandem.tombstone_find(regclass, jsonb, boolean) IS
+'was the row with this key deleted, when and by whom? What an apply worker asks when a row is missing';
+
+CREATE FUNCTION tandem.collector_status(
+	OUT pid integer,
+	OUT state text,
+	OUT reason text,
+	OUT hint text,
+	OUT collected_lsn pg_lsn,
+	OUT transactions bigint,
+	OUT tombstones bigint,
+	OUT batches bigint,
+	OUT cpu_ms float8,
+	OUT probes bigint,
+	OUT expired bigint,
+	OUT probe_ms float8,
+	OUT error text)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'tandem_collector_status' LANGUAGE C VOLATILE STRICT PARALLEL RESTRICTED ROWS 1;
+COMMENT ON FUNCTION tandem.collector_status() IS
+'the process that collects deletes of this database: how far it is and what it costs';
+
+REVOKE ALL ON FUNCTION tandem.tombstone_find(regclass, jsonb, boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tandem.collector_status() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION tandem.collector_status() TO pg_monitor;
+
 /* ---- privileges ---------------------------------------------------------- */
 
 REVOKE ALL ON FUNCTION tandem.slots_status() FROM PUBLIC;

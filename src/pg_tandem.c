@@ -21,6 +21,7 @@
 #include "common/standby.h"
 #include "conflict/conflict.h"
 #include "conflict/retention.h"
+#include "conflict/store.h"
 #include "failback/failback.h"
 #include "failback/guard.h"
 #include "slots/gate.h"
@@ -49,6 +50,7 @@ tandem_shmem_request(void)
 	tandem_waves_shmem_request();
 	tandem_retention_shmem_request();
 	tandem_conflict_shmem_request();
+	tandem_tombstones_shmem_request();
 }
 
 static void
@@ -65,6 +67,7 @@ tandem_shmem_startup(void)
 	tandem_waves_shmem_startup();
 	tandem_retention_shmem_startup();
 	tandem_conflict_shmem_startup();
+	tandem_tombstones_shmem_startup();
 }
 
 void

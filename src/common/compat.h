@@ -414,6 +414,38 @@ typedef char *TandemPage;
 #define TANDEM_REINDEX_RELATION(relid, flags, params) reindex_relation(relid, flags, params)
 #endif
 
+/* ---- tombstones ----------------------------------------------------------------- */
+
+/* A logical message, not flushed; returns its end. */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_LOG_MESSAGE(prefix, message, size, transactional) \
+	LogLogicalMessage(prefix, message, size, transactional, false)
+#else
+#define TANDEM_LOG_MESSAGE(prefix, message, size, transactional) \
+	LogLogicalMessage(prefix, message, size, transactional)
+#endif
+
+/* Reads from a temporary file; less than asked for at its end. */
+#if PG_VERSION_NUM >= 160000
+#define TANDEM_BUFFILE_READ(file, to, size) BufFileReadMaybeEOF(file, to, size, true)
+#else
+#define TANDEM_BUFFILE_READ(file, to, size) BufFileRead(file, to, size)
+#endif
+
+/* A tuple of a decoded change. */
+#if PG_VERSION_NUM >= 170000
+#define TANDEM_CHANGE_TUPLE(buffer) (buffer)
+#else
+#define TANDEM_CHANGE_TUPLE(buffer) ((buffer) ? &(buffer)->tuple : NULL)
+#endif
+
+/* Commit time of a transaction that is decoded. */
+#if PG_VERSION_NUM >= 190000
+#define TANDEM_TXN_COMMIT_TIME(txn) ((txn)->commit_time)
+#else
+#define TANDEM_TXN_COMMIT_TIME(txn) ((txn)->xact_time.commit_time)
+#endif
+
 /* ---- waiting ------------------------------------------------------------------ */
 
 /* A wait event of our own where the server has them; called at startup. */

@@ -40,6 +40,8 @@ int			tandem_sync_workers;
 int			tandem_spool_limit;
 int			tandem_conflict_retention;
 int			tandem_conflict_limit;
+int			tandem_tombstone_memory;
+int			tandem_detection_timeout;
 bool		tandem_fast_copy;
 int			tandem_tombstone_limit;
 int			tandem_max_retention;
@@ -274,6 +276,16 @@ tandem_define_settings(void)
 							"Beyond it they are dropped and the table is copied again.",
 							&tandem_spool_limit, 10 * 1024, 1, INT_MAX / 2,
 							PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+	DefineCustomIntVariable("tandem.tombstone_memory",
+							"On a subscriber, memory in which the deletes of a database are collected.",
+							"Larger transactions go through temporary files.",
+							&tandem_tombstone_memory, 64 * 1024, 1024, MAX_KILOBYTES,
+							PGC_SIGHUP, GUC_UNIT_KB, NULL, NULL, NULL);
+	DefineCustomIntVariable("tandem.detection_timeout",
+							"On a subscriber, longest wait for a verdict on one missing row.",
+							NULL,
+							&tandem_detection_timeout, 1000, 0, 60 * 1000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomBoolVariable("tandem.fast_copy",
 							 "On a subscriber, copies give empty tables new files and build indexes at the end.",
 							 "Readers of such a table wait until its copy commits.",

@@ -24,6 +24,8 @@ extern int	tandem_failback_keep_size;	/* MB, 0 = keep nothing */
 
 extern int	tandem_sync_workers;	/* copy workers of a subscription */
 extern int	tandem_spool_limit; /* MB, of one table */
+extern int	tandem_tombstone_memory;	/* kB, of a database's collector */
+extern int	tandem_detection_timeout;	/* ms */
 
 extern char *tandem_node_id;	/* empty = the system identifier */
 

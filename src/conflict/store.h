@@ -52,19 +52,6 @@
 #define TANDEM_RINGS 8
 #define TANDEM_COLLECTOR_SLOT "tandem_tombstones_%u"	/* replication slot; the database's OID */
 
-/* ---- set by src/subscription when the library is loaded --------------------- */
-
-typedef struct TandemTombstoneUsers
-{
-	/*
-	 * The adopted subscriptions of this database that have option tombstones
-	 * = on: list of OIDs, in the caller's context.  Needs a transaction.
-	 */
-	List	   *(*subscriptions) (void);
-} TandemTombstoneUsers;
-
-extern TandemTombstoneUsers tandem_tombstone_users;
-
 /* ---- collector.c: called by the launcher of src/subscription ------------------ */
 
 /*

@@ -57,6 +57,7 @@
 
 #include "common/compat.h"
 #include "conflict/retention.h"
+#include "conflict/store.h"
 #include "subscription/subscription.h"
 
 #define LAUNCHER_RESTART 5		/* s */
@@ -546,6 +547,8 @@ run_turn(void)
 			databases = list_append_unique_oid(databases, candidate->dbid);
 	}
 	again = tandem_retention_supervise(databases);
+	nap = again < 0 ? nap : Min(nap, again);
+	again = tandem_collectors_supervise(databases);
 	return again < 0 ? nap : Min(nap, again);
 }
 
