@@ -2,7 +2,7 @@
 #
 #   make              build                make install      install into the server
 #   make check        test                 make demo         a failover in two minutes
-#   make bench-slots, bench-failback, bench-tables: measure
+#   make bench-slots, bench-failback, bench-tables, bench-conflicts: measure
 #   make matrix       build and test with PostgreSQL 15, 17, 18 and 19, each in a root of
 #                     its own (build-aux/matrix); with your own server: check PG_CONFIG=...
 #   make lint, format, clean
@@ -26,7 +26,7 @@ export PG_CONFIG PROVE_TESTS PROVE_FLAGS CASSERT SANITIZE WERROR SIZE
 
 BUILD = $(MAKE) --no-print-directory -f build-aux/pgxs.mk
 
-.PHONY: all install uninstall installcheck clean check demo bench-slots bench-failback bench-tables matrix lint format
+.PHONY: all install uninstall installcheck clean check demo bench-slots bench-failback bench-tables bench-conflicts matrix lint format
 all install uninstall installcheck:
 	@build-aux/packages require build
 	@$(BUILD) $@
@@ -39,7 +39,7 @@ demo:
 	@build-aux/packages install build
 	@build-aux/with-server demo/demo.sh
 
-bench-slots bench-failback bench-tables:
+bench-slots bench-failback bench-tables bench-conflicts:
 	@build-aux/packages install build test bench
 	@build-aux/with-server bench/$(@:bench-%=%).pl
 

@@ -186,14 +186,8 @@ tandem_window_record(Oid subid, const char *reason, XLogRecPtr from_lsn, XLogRec
 		.from_time = from_time, .to_time = to_time, .recorded = GetCurrentTimestamp()};
 
 	if (lost)
-	{
 		/* the lost ones may carry such times */
 		window.to_time = Max(window.to_time, latest_remote_time());
-		ereport(LOG,
-				(errmsg("deletes between %X/%X and %X/%X are not known: %s",
-						LSN_FORMAT_ARGS(from_lsn), LSN_FORMAT_ARGS(to_lsn), reason),
-				 errdetail("Where a row is missing for a change that is not newer, it can't be told whether it was deleted.")));
-	}
 	else
 		window.passed = window.recorded;
 	insert_window(rel, &window);
