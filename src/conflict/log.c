@@ -295,10 +295,12 @@ say(List *entries, char **details, const char *error)
 	{
 		const TandemLogEntry *entry = lfirst(lc);
 
-		tandem_log_say(entry, details[i++], error);
+		tandem_log_say(entry, details[i++]);
 		if (error)
 			tandem_log_not_stored(entry->subid, 1, error);
 	}
+	if (error)
+		tandem_log_say_lost(list_length(entries), error);
 }
 
 static void
@@ -425,9 +427,7 @@ tandem_conflict_write_failed(void)
 	MemoryContextSwitchTo(old);
 	if (error)
 	{
-		ereport(LOG,
-				(errmsg("conflict on relation \"%s.%s\" could not be stored: %s",
-						NameStr(entry->table->schema), NameStr(entry->table->name), error)));
+		tandem_log_say_lost(1, error);
 		tandem_log_not_stored(entry->subid, 1, error);
 	}
 	forget(&failed);

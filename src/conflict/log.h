@@ -109,9 +109,12 @@ typedef struct TandemLogEntry
 extern char *tandem_log_detail(const TandemLogEntry *entry);
 
 /* Says it in the server's log, unless there has been too much; detail may be NULL. */
-extern void tandem_log_say(const TandemLogEntry *entry, const char *detail, const char *not_stored);
+extern void tandem_log_say(const TandemLogEntry *entry, const char *detail);
 
-/* Says how many were not said, when it is time for it. */
+/* Says that conflicts could not be stored, now or soon. */
+extern void tandem_log_say_lost(int64 conflicts, const char *why);
+
+/* Says what was not said, when it is time for it. */
 extern void tandem_log_say_rest(void);
 
 /* An origin by name, "local" for this node's own changes; palloc'd.  NULL = unknown. */

@@ -9,7 +9,8 @@
  * what was done and why.
  *
  * A process writes at most LINES of them a second, and then says how many it
- * has not written; all are in tandem.conflicts.
+ * has not written; all are in tandem.conflicts.  What could not be stored is said
+ * beside that, once a second at most.
  *
  * Called by log.c, with what is printed already.
  *
@@ -18,6 +19,7 @@
  */
 #include "postgres.h"
 
+#include "mb/pg_wchar.h"
 #include "replication/origin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -118,9 +120,37 @@ static TimestampTz second = 0;	/* beginning of the current one */
 static int	said = 0;			/* in it */
 static int64 unsaid = 0;
 
+static TimestampTz lost_said = 0;
+static int64 lost = 0;			/* not yet said */
+static char lost_why[256];
+
+/* Once a second at most. */
+static void
+say_lost(void)
+{
+	if (lost == 0 || (lost_said != 0 && !TimestampDifferenceExceeds(lost_said, GetCurrentTimestamp(), 1000)))
+		return;
+	ereport(LOG,
+			(errmsg_plural("%lld conflict could not be stored: %s",
+						   "%lld conflicts could not be stored: %s",
+						   (unsigned long) lost, (long long) lost, lost_why),
+			 errdetail("Changes are applied as configured. The view tandem.conflict_storage counts what is not stored.")));
+	lost = 0;
+	lost_said = GetCurrentTimestamp();
+}
+
+void
+tandem_log_say_lost(int64 conflicts, const char *why)
+{
+	lost += conflicts;
+	strlcpy(lost_why, why, 1 + pg_mbcliplen(why, strlen(why), sizeof(lost_why) - 1));
+	say_lost();
+}
+
 void
 tandem_log_say_rest(void)
 {
+	say_lost();
 	if (unsaid == 0 || !TimestampDifferenceExceeds(second, GetCurrentTimestamp(), 1000))
 		return;
 	ereport(LOG,
@@ -133,7 +163,7 @@ tandem_log_say_rest(void)
 }
 
 void
-tandem_log_say(const TandemLogEntry *entry, const char *detail, const char *not_stored)
+tandem_log_say(const TandemLogEntry *entry, const char *detail)
 {
 	tandem_log_say_rest();
 	if (second == 0 || TimestampDifferenceExceeds(second, GetCurrentTimestamp(), 1000))
@@ -151,7 +181,5 @@ tandem_log_say(const TandemLogEntry *entry, const char *detail, const char *not_
 			(errmsg("conflict detected on relation \"%s.%s\": conflict=%s",
 					NameStr(entry->table->schema), NameStr(entry->table->name),
 					tandem_conflict_name(entry->type)),
-			 detail ? errdetail_internal("%s%s%s%s", detail, not_stored ? " It could not be stored: " : "",
-										 not_stored ? not_stored : "", not_stored ? "." : "") :
-			 not_stored ? errdetail_internal("It could not be stored: %s.", not_stored) : 0));
+			 detail ? errdetail_internal("%s", detail) : 0));
 }
