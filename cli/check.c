@@ -20,7 +20,7 @@
 
 static const Check *const all_checks[] = {
 	extension_checks, setting_checks, link_checks, slot_checks, failback_checks, subscription_checks,
-	tombstone_checks};
+	tombstone_checks, conflict_checks};
 
 static void
 run_check(Diagnosis *d, const Check *check, Node *node)

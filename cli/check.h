@@ -76,6 +76,7 @@ extern const Check slot_checks[];
 extern const Check failback_checks[];
 extern const Check subscription_checks[];
 extern const Check tombstone_checks[];
+extern const Check conflict_checks[];
 
 /* Background workers that the adopted subscriptions of a node use at most. */
 extern int	subscription_processes(const Node *node);

@@ -182,6 +182,26 @@ print_guard(const Topology *t, PQExpBuffer out)
 	table_print(table, out);
 }
 
+/* How many there were, in each database once. */
+static void
+print_conflicts(Node *node, PQExpBuffer out)
+{
+	const Subscriptions *all = node_subscriptions(node);
+	const char *last = NULL;
+
+	for (int i = 0; i < all->n; i++)
+	{
+		const Subscription *s = &all->list[i];
+		const char *open = field(s->conflicts, 0, "open_last_day");
+
+		if (open == NULL || strcmp(open, "0") == 0 || (last && strcmp(last, s->database) == 0))
+			continue;
+		last = s->database;
+		text_wrap(out, text_clean(screen_printf("Open conflicts of the last day in database \"%s\" of %s: %s, of which failed: %s. See \"tandem conflicts\".", s->database, node->label, open, field(s->conflicts, 0, "failed_last_day"))),
+				  0, text_screen_width());
+	}
+}
+
 /* Subscriptions of every node, whoever runs them. */
 static void
 print_subscriptions(const Topology *t, PQExpBuffer out)
@@ -221,6 +241,8 @@ print_subscriptions(const Topology *t, PQExpBuffer out)
 		return;
 	appendPQExpBufferChar(out, '\n');
 	table_print(table, out);
+	for (int i = 0; i < t->nnodes; i++)
+		print_conflicts(t->nodes[i], out);
 }
 
 static void
@@ -306,6 +328,10 @@ json_subscriptions(Json *json, Node *node)
 			json_string(json, texts[j], subscription_field(s, texts[j]));
 		for (int j = 0; j < (int) lengthof(numbers); j++)
 			json_number(json, numbers[j], subscription_field(s, numbers[j]));
+		/* of its database */
+		json_number(json, "conflicts_open", field(s->conflicts, 0, "open_last_day"));
+		json_number(json, "conflicts_failed", field(s->conflicts, 0, "failed_last_day"));
+		json_number(json, "conflicts_not_stored", field(s->conflicts, 0, "not_stored"));
 		if (s->tables)
 		{
 			json_int(json, "tables", subscription_sum(s, NULL, "tables"));

@@ -101,6 +101,12 @@ read_views(Node *node, Subscription *s, int timeout_ms)
 						   &error, NULL);
 	if (s->tables == NULL)
 		s->error = error;
+	s->conflicts = conn_query(conn, timeout_ms,
+							  "SELECT c.*, extract(epoch FROM pg_catalog.clock_timestamp() - c.last_error_at) AS error_age"
+							  " FROM tandem.conflict_storage c",
+							  &error, &sqlstate);
+	if (s->conflicts == NULL && strcmp(sqlstate, "42P01") != 0)
+		s->error = error;
 	s->tombstones = conn_query(conn, timeout_ms,
 							   screen_printf("SELECT t.*,"
 											 " extract(epoch FROM pg_catalog.clock_timestamp() - t.waits_since) AS waits_seconds"
@@ -127,7 +133,11 @@ node_subscriptions(Node *node)
 					 "SELECT s.oid AS subid, s.subname, d.datname, s.subslotname, s.subenabled,"
 					 " EXISTS (SELECT FROM pg_catalog.pg_shseclabel l"
 					 " WHERE l.classoid = 'pg_catalog.pg_subscription'::pg_catalog.regclass"
-					 " AND l.objoid = s.oid AND l.provider = 'tandem') AS labelled"
+					 " AND l.objoid = s.oid AND l.provider = 'tandem') AS labelled,"
+					 " EXISTS (SELECT FROM pg_catalog.pg_shseclabel l"
+					 " WHERE l.classoid = 'pg_catalog.pg_subscription'::pg_catalog.regclass"
+					 " AND l.objoid = s.oid AND l.provider = 'tandem'"
+					 " AND l.label ~ '(=last_update_wins|origin_differs=)') AS needs_timestamps"
 					 " FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid"
 					 " ORDER BY d.datname, s.subname",
 					 NULL, NULL);
@@ -143,6 +153,7 @@ node_subscriptions(Node *node)
 		s->slot = field(res, i, "subslotname");
 		s->enabled = field_is_true(res, i, "subenabled");
 		s->labelled = field_is_true(res, i, "labelled");
+		s->needs_timestamps = field_is_true(res, i, "needs_timestamps");
 		if (s->labelled)
 		{
 			all->nlabelled++;

@@ -22,6 +22,8 @@ typedef struct Subscription
 	const char *error;			/* why the views of its database can't be read, or NULL */
 	const PGresult *view;		/* tandem.subscriptions, one row; NULL if not there */
 	const PGresult *tombstones; /* tandem.tombstones, one row; NULL if not there */
+	bool		needs_timestamps;	/* its options ask who wrote a row, and when */
+	const PGresult *conflicts;	/* tandem.conflict_storage of its database; NULL if not there */
 	const PGresult *tables;		/* per state: state, tables, and sums; NULL if not there */
 } Subscription;
 

@@ -29,6 +29,7 @@
 #include "utils/timestamp.h"
 
 #include "common/compat.h"
+#include "conflict/conflict.h"
 #include "subscription/dispatch.h"
 #include "subscription/leader.h"
 
@@ -206,6 +207,7 @@ drain_table(Oid relid)
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
+	tandem_conflict_write_failed();
 	CommitTransactionCommand();
 	tandem_apply_counted();
 	return done;

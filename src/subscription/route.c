@@ -57,6 +57,7 @@
 
 #include "common/compat.h"
 #include "common/settings.h"
+#include "conflict/conflict.h"
 #include "subscription/dispatch.h"
 #include "subscription/route.h"
 #include "subscription/waves.h"
@@ -596,6 +597,7 @@ finish_table(Oid relid, TandemWaveSnapshot *snapshot, int64 wave)
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
+	tandem_conflict_write_failed();
 	return done;
 }
 

@@ -94,6 +94,30 @@ is("$code $out", qq{0 Conflict $updated of database "postgres" is dismissed.\n},
 like($out, qr/^state +dismissed by postgres, /m, '... which it says');
 unlike($out, qr/--replay/, '... and offers no more');
 
+# ---- status and doctor --------------------------------------------------------------------
+
+($code, $out) = tandem('status', at($node));
+like($out, qr/^Open conflicts of the last day in database "postgres" of \S+: 61, of which failed: 0\. See/m, 'status counts those that are open');
+(undef, $object) = tandem_json('status', at($node));
+my ($status) = map { @{ $_->{subscriptions} // [] } } @{ $object->{nodes} };
+is("@$status{qw(conflicts_open conflicts_failed conflicts_not_stored)}", '61 0 0', '... for programs, too');
+is((grep { /^conflict/ } map { $_->{code} } @{ (tandem_json('doctor', at($node)))[1]{findings} }), 0, 'doctor has nothing to say of them');
+$node->query(q{SELECT tandem.adopt('sub', 'update_origin_differs = last_update_wins')});
+$node->query('ALTER MATERIALIZED VIEW tandem.conflict_log RENAME TO hidden');
+$publisher->query(q{DELETE FROM t WHERE id = 4});
+$node->wait_subscription('sub', $publisher);
+$node->query('ALTER MATERIALIZED VIEW tandem.hidden RENAME TO conflict_log');
+(undef, $object) = tandem_json('status', at($node));
+my ($finding) = grep { $_->{code} eq 'conflicts_not_stored' } @{ $object->{findings} };
+is($finding->{severity}, 'warning', 'status knows that one could not be stored');
+like($finding->{what}, qr/could not be stored: 1; the last one .* ago: relation "tandem.conflict_log" does not exist\.$/, '... and why');
+$node->append_conf('postgresql.conf', 'track_commit_timestamp = off');
+$node->restart;
+(undef, $object) = tandem_json('doctor', at($node));
+($finding) = grep { $_->{code} eq 'conflict_timestamps' } @{ $object->{findings} };
+is($finding->{severity}, 'warning', 'doctor knows that nobody keeps commit times');
+like($finding->{cost}, qr/Missing rows and keys that exist are detected/, '... and what still works');
+
 # ---- Two databases ------------------------------------------------------------------------
 
 $node->query('CREATE DATABASE other');
