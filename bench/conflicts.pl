@@ -18,12 +18,13 @@
 # deletes a row and inserts it again.  "+lag": apply has been stopped LAG seconds
 # before and during the run.
 #
-# Then, under load, the time from asking for a missing row to the proof that it
+# Retention that is ended by a bound under steady load comes back by itself: TPS
+# meanwhile.  And, under load, the time from asking for a missing row to the proof that it
 # was not deleted; and what the store holds after DELETES deletes: WAL, disk,
 # memory.
 #
 # SIZE=small (default, minutes) or full; ROWS="tpcb:10 delete:10+lag"; WAYS="off on
-# held"; REPEATS=rounds; SECONDS=of a run; LAG=seconds; PROBES=n; DELETES=n.
+# held"; REPEATS=rounds; SECONDS=of a run; LAG=seconds; PROBES=n; DELETES=n; BOUNDS=0.
 # Writes bench/results/conflicts-VERSION-SIZE.json and .svg.
 
 use strict;
@@ -51,6 +52,7 @@ my $seconds = $ENV{SECONDS} || ($full ? 60 : 5);
 my $lag = $ENV{LAG} // ($full ? 60 : 5);
 my $probes = $ENV{PROBES} // ($full ? 5000 : 500);
 my $deletes = $ENV{DELETES} // ($full ? 1_000_000 : 100_000);
+my $bounds = $ENV{BOUNDS} // 1;
 my $scale = $full ? 20 : 4;			# a node's half of the branches
 my $items = $full ? 200_000 : 50_000;	# a node's half of the rows of "delete"
 my $screen = Test::More->builder->output;
@@ -148,9 +150,9 @@ END;
 
 sub start_pgbench
 {
-	my ($node, $workload, $clients, $time) = @_;
+	my ($node, $workload, $clients, $time, @options) = @_;
 	my %load = (out => '');
-	$load{run} = IPC::Run::start([ 'pgbench', '-n', '-M', 'prepared', '-c', $clients, '-j', 2, '-T', $time,
+	$load{run} = IPC::Run::start([ 'pgbench', '-n', '-M', 'prepared', '-c', $clients, '-j', 2, '-T', $time, @options,
 			'-f', script_of($workload, $node), connection($node), 'postgres' ],
 		'<', \undef, '>', \$load{out}, '2>&1');
 	return \%load;
@@ -370,6 +372,54 @@ sub bench_store
 	return;
 }
 
+# Under steady load apply is stopped and goes on, so that tandem.max_retention ends
+# the retention of tombstones and it comes back by itself: the subscriber's
+# transactions a second meanwhile.
+sub bench_bounds
+{
+	return if !$bounds;
+	my $third = $full ? 30 : 8;
+	my (@states, %by_state);
+
+	set_way('on');
+	$subscriber->set('tandem.max_retention' => '2s');
+	my $other = start_pgbench($publisher, 'delete', 4, 3 * $third + 5);
+	my $load = start_pgbench($subscriber, 'delete', 4, 3 * $third, '-P', 1, '--progress-timestamp');
+	my $start = time;
+	my $phase = 0;
+	while ((my $now = time) < $start + 3 * $third)
+	{
+		if ($phase < 2 && $now > $start + ($phase + 1) * $third)
+		{
+			adopt('enabled = ' . ($phase == 0 ? 'off' : 'on'));
+			$phase++;
+		}
+		push @states, [ $now, $subscriber->query('SELECT state FROM tandem.tombstones') ];
+		sleep 0.1;
+	}
+	finish_pgbench($load);
+	finish_pgbench($other);
+	my $order = '';
+	for my $state (map { $_->[1] } @states)
+	{
+		$order .= ($order eq '' ? '' : ', ') . $state if $order !~ /\Q$state\E$/;
+	}
+	while ($load->{out} =~ /^progress: ([\d.]+) s, ([\d.]+) tps/mg)
+	{
+		my ($at, $tps) = ($1, $2);
+		my %during = map { $_->[1] => 1 } grep { $_->[0] > $at - 1 && $_->[0] <= $at } @states;
+		push @{ $by_state{ (keys %during)[0] } }, $tps if keys %during == 1;
+	}
+	my $ended = $subscriber->query('SELECT epochs_ended_early FROM tandem.tombstones');
+	$extra{bounds} = { order => $order, ended_early => $ended + 0, map { $_ => summary(@{ $by_state{$_} }) } keys %by_state };
+	print $screen "\nretention over its bound under steady load: $order; epochs ended early: $ended\n";
+	print $screen sprintf "  %-12s TPS of a second %s\n", $_, spread($extra{bounds}{$_}, '%.0f') for sort keys %by_state;
+	$subscriber->set('tandem.max_retention' => undef);
+	wait_applied();
+	keep_results();
+	return;
+}
+
 # A checksum of the rows that the publisher writes.
 sub half_of
 {
@@ -426,6 +476,7 @@ print $screen sprintf "%-16s %-5s %-24s %-20s %-20s %s\n", 'row', 'way', 'TPS (m
 bench_row($_) for @rows;
 bench_probes();
 bench_store();
+bench_bounds();
 print $screen "\nwritten: bench/results/" . File::Basename::basename($name) . ".json, .svg\n";
 # A bench has no timed assertion, but a node that lacks changes of the other is a failure.
 is(half_of($subscriber), half_of($publisher), 'what the publisher has written is on the subscriber');

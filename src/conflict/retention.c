@@ -241,6 +241,7 @@ typedef struct Situation
 	List	   *incoming;		/* of TandemIncoming: those with tombstones */
 	List	   *epochs;			/* of TandemEpoch, oldest first */
 	List	   *windows;		/* of TandemWindow: the active ones */
+	int			history;		/* number of the others */
 	int64		size;			/* of the store on disk, bytes */
 	TimestampTz goal;			/* latest end of all that is to be passed; 0 = nothing */
 } Situation;
@@ -259,6 +260,12 @@ look(Situation *situation)
 	memset(situation, 0, sizeof(*situation));
 	StartTransactionCommand();
 	MemoryContextSwitchTo(turn_context);
+	if (!OidIsValid(tandem_own_relation_or_invalid("deletion_windows")))
+	{
+		/* the extension is gone, or isn't there yet */
+		CommitTransactionCommand();
+		return;
+	}
 	foreach(lc, tandem_incoming.list())
 	{
 		TandemIncoming *incoming = lfirst(lc);
@@ -267,7 +274,15 @@ look(Situation *situation)
 			situation->incoming = lappend(situation->incoming, incoming);
 	}
 	situation->epochs = tandem_epochs();
-	situation->windows = tandem_windows(true);
+	foreach(lc, tandem_windows(false))
+	{
+		TandemWindow *window = lfirst(lc);
+
+		if (window->passed == 0)
+			situation->windows = lappend(situation->windows, window);
+		else
+			situation->history++;
+	}
 	situation->size = tandem_store_size();
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(turn_context);
@@ -412,7 +427,8 @@ drop_passed(Situation *situation, TimestampTz passed)
 	}
 	foreach(lc, situation->windows)
 		windows += ((TandemWindow *) lfirst(lc))->to_time <= passed;
-	if (windows == 0)
+	/* those that never were active are kept in bounds, too */
+	if (windows == 0 && situation->history <= 2 * TANDEM_WINDOWS_KEPT)
 		return;
 
 	StartTransactionCommand();
@@ -421,8 +437,9 @@ drop_passed(Situation *situation, TimestampTz passed)
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(turn_context);
-	ereport(LOG,
-			(errmsg("all subscriptions have caught up past %d window(s) of unknown deletes", windows)));
+	if (windows > 0)
+		ereport(LOG,
+				(errmsg("all subscriptions have caught up past %d window(s) of unknown deletes", windows)));
 }
 
 /* What is over a bound. */

@@ -111,6 +111,8 @@ extern char *tandem_pass_describe(TandemPassPhase phase, uint64 xid, uint64 xmin
 
 /* ---- windows.c: beside what store.h has of it -------------------------------------- */
 
+#define TANDEM_WINDOWS_KEPT 100	/* that aren't active; up to twice as many */
+
 /* Deletes that aren't known: while "passed" is 0, changes up to to_time may be for such rows. */
 typedef struct TandemWindow
 {

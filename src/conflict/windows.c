@@ -46,7 +46,6 @@
 #define RELATION "deletion_windows"
 #define STOPPED "stopped"
 #define TIMEOUT "timeout"
-#define KEPT 100				/* windows that aren't active */
 
 enum
 {
@@ -257,7 +256,7 @@ prune(Relation rel)
 	HeapTuple	tuple;
 	ListCell   *lc;
 
-	if (list_length(windows) <= 2 * KEPT)
+	if (list_length(windows) <= 2 * TANDEM_WINDOWS_KEPT)
 		return;
 	recorded = palloc(sizeof(TimestampTz) * list_length(windows));
 	foreach(lc, windows)
@@ -267,10 +266,10 @@ prune(Relation rel)
 		if (window->passed != 0)
 			recorded[n++] = window->recorded;
 	}
-	if (n <= KEPT)
+	if (n <= TANDEM_WINDOWS_KEPT)
 		return;
 	qsort(recorded, n, sizeof(TimestampTz), compare_recorded);
-	limit = recorded[n - KEPT];
+	limit = recorded[n - TANDEM_WINDOWS_KEPT];
 
 	scan = begin_scan(rel);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
