@@ -88,4 +88,20 @@ my @said = $subscriber->log_since($mark) =~ /LOG:  conflict detected/g;
 cmp_ok(scalar @said, '<', 500, 'the log has not all of them');
 $subscriber->wait_log(qr/more conflicts are not in this log/, $mark);
 
+# ---- One that stops the subscription ----------------------------------------------------
+
+# what was recorded in the same transaction before it is rolled back with it
+my $stored = $subscriber->query('SELECT count(*) FROM tandem.conflicts');
+$subscriber->query(q{INSERT INTO t VALUES (30000, 'here')});
+$publisher->query(q{BEGIN; DELETE FROM t WHERE id = 9999; INSERT INTO t VALUES (30000, 'there'); COMMIT});
+poll_for(sub { ($subscriber->query(q{SELECT max(attempts) FROM tandem.conflicts WHERE resolution = 'error'}) || 0) >= 2 }, 'two attempts');
+is($subscriber->query('SELECT count(*) FROM tandem.conflicts') - $stored, 1, 'one row for all attempts');
+is(conflicts(q{concat_ws(' ', type, outcome, local_row ->> 'v', remote_row ->> 'v', last_attempt > "time")}, q{resolution = 'error'}),
+	'insert_exists error here there t', '... with what it was');
+$subscriber->query('DELETE FROM t WHERE id = 30000');
+applied();
+is($subscriber->query('SELECT v FROM t WHERE id = 30000'), 'there', 'it goes on when the cause is gone');
+is($subscriber->query('SELECT count(*) FROM tandem.conflicts') - $stored, 2, '... and the other is there, once');
+is($subscriber->query(q{SELECT conflicts FROM tandem.conflict_stats WHERE resolution = 'error'}), 1, 'the attempts count as one');
+
 done_testing();
