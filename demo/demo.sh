@@ -2,16 +2,17 @@
 # The two-minute story: a primary dies in the middle of pgbench traffic, its
 # standby takes over, and a built-in subscription goes on there without losing
 # or doubling a row.  The dead primary comes back as a standby, and takes over
-# again; the subscription goes on.  At last a second subscriber joins, its tables
-# copied by pg_tandem.  Called by "make demo", which puts the
-# servers' programs in PATH and names a folder in TESTDIR; exit status 0 only if
-# all of it is true.
+# again; the subscription goes on.  A second subscriber joins, its tables copied
+# by pg_tandem.  At last two nodes write to the same rows, and agree.  Called by
+# "make demo", which puts the servers' programs in PATH and names a folder in
+# TESTDIR; exit status 0 only if all of it is true.
 set -euo pipefail
 
 folder=${TESTDIR:?called by make demo}/demo
 mkdir -p "$folder/sockets"
 export PGHOST=$folder/sockets PGUSER=postgres PGDATABASE=postgres
-primary=54321 standby=54322 subscriber=54323 newcomer=54324	# sockets only, no TCP port is used
+# sockets only, no TCP port is used
+primary=54321 standby=54322 subscriber=54323 newcomer=54324 north=54325 south=54326
 tables="pgbench_accounts pgbench_branches pgbench_tellers pgbench_history"
 load_pid=
 
@@ -45,6 +46,8 @@ name_of()
 		"$primary") echo primary ;;
 		"$standby") echo standby ;;
 		"$newcomer") echo newcomer ;;
+		"$north") echo north ;;
+		"$south") echo south ;;
 		*) echo subscriber ;;
 	esac
 }
@@ -134,12 +137,27 @@ wait_more()				# wait_more PORT ROWS
 	wait_until "$subscriber" "SELECT count(*) > $rows + $2 FROM pgbench_history" "new rows on the subscriber"
 }
 
+# Runs "tandem" against a server, shows what it prints.
+tandem_on()				# tandem_on PORT COMMAND [ARGUMENT...]
+{
+	local port=$1
+	shift
+	printf '  %s%s$ tandem %s%s\n' "$dim" "$(name_of "$port")" "$*" "$plain"
+	tandem "$@" -p "$port" | sed 's/^/    /'
+}
+
+run()					# run PORT STATEMENT: shows it, too
+{
+	printf '  %s%s$ %s%s\n' "$dim" "$(name_of "$1")" "$2" "$plain"
+	sql "$1" "$2" >/dev/null
+}
+
 clean_up()
 {
 	local status=$?
 	trap - EXIT INT TERM
 	[ -z "$load_pid" ] || kill "$load_pid" 2>/dev/null || true
-	for server in standby subscriber newcomer primary; do
+	for server in standby subscriber newcomer primary north south; do
 		pg_ctl -s -m immediate -D "$folder/$server" stop >/dev/null 2>&1 || true
 	done
 	wait
@@ -333,6 +351,88 @@ echo
 say "history rows lost: $lost, doubled: $doubled, known to the subscriber only: $extra"
 [ "$lost-$doubled-$extra-$wrong" = 0-0-0-0 ] || fail "the four servers differ"
 
-printf '\n%sThe subscription survived its publisher, and the publisher came back.%s\n' "$green$bold" "$plain"
+chapter "11. Two new nodes, which both write"
+
+for server in standby subscriber newcomer primary; do
+	pg_ctl -s -m immediate -D "$folder/$server" stop	# they have played their part
+done
+for node in $north $south; do
+	initdb -D "$folder/$(name_of "$node")" -U postgres -A trust >/dev/null
+	configure "$node" <<-END
+		shared_preload_libraries = 'pg_tandem'
+		wal_level = logical
+		track_commit_timestamp = on				# who wrote a row, and when
+		tandem.node_id = '$(name_of "$node")'
+	END
+	# the newest minor releases have a list of the output plugins that may be used
+	if [ "$(postgres --describe-config | grep -c '^output_plugin_libraries')" = 1 ]; then
+		configure "$node" <<-END
+			output_plugin_libraries = 'pgoutput, test_decoding, pg_tandem_output'
+		END
+	fi
+	start "$node"
+	sql "$node" "CREATE EXTENSION pg_tandem"
+	sql "$node" "CREATE TABLE stock (item text PRIMARY KEY, place text, pieces int)"
+	sql "$node" "CREATE PUBLICATION stock FOR TABLE stock"
+done
+
+# what came from the other node isn't sent back: 16 has an option for that
+plugin=pgoutput origin="origin = none, "
+if [ "$(sql $north "SHOW server_version_num")" -lt 160000 ]; then
+	plugin=pg_tandem_output origin=""
+fi
+rules="update_missing = insert_or_skip, tombstones = on"
+for type in insert_exists update_exists multiple_unique_conflicts insert_deleted update_deleted update_origin_differs delete_origin_differs; do
+	rules="$type = last_update_wins, $rules"
+done
+for pair in "$north $south" "$south $north"; do
+	read -r here there <<< "$pair"
+	sql "$there" "SELECT pg_create_logical_replication_slot('to_$(name_of "$here")', '$plugin')" >/dev/null
+	sql "$here" "CREATE SUBSCRIPTION from_$(name_of "$there") CONNECTION 'host=$PGHOST port=$there user=postgres dbname=postgres' PUBLICATION stock
+		WITH (${origin}enabled = false, create_slot = false, slot_name = 'to_$(name_of "$here")', copy_data = false)"
+	tandem adopt "from_$(name_of "$there")" --options="$rules" -p "$here" >/dev/null
+done
+for node in $north $south; do
+	wait_until "$node" "SELECT bool_and(state = 'streaming') FROM tandem.subscriptions" "the nodes to hear of each other"
+	wait_until "$node" "SELECT bool_and(state = 'collecting') FROM tandem.tombstones" "deletes to be collected"
+done
+say "They subscribe to each other, and the last one to write a row wins:"
+printf '  %snorth$ tandem adopt from_south --options="delete_origin_differs = last_update_wins, ..., tombstones = on"%s\n' "$dim" "$plain"
+run $north "INSERT INTO stock VALUES ('apple', 'shelf', 100), ('pear', 'shelf', 50)"
+wait_until $south "SELECT count(*) = 2 FROM stock" "north's rows on south"
+
+say "Both write to both rows before they hear of each other:"
+for node in $north $south; do
+	sql "$node" "SELECT tandem.adopt(subscription, 'enabled = off') FROM tandem.subscriptions" >/dev/null
+	wait_until "$node" "SELECT bool_and(state = 'paused' AND pid IS NULL) FROM tandem.subscriptions" "the pause"
+done
+run $north "UPDATE stock SET pieces = 90 WHERE item = 'apple'"
+run $south "UPDATE stock SET place = 'cellar' WHERE item = 'apple'"
+run $north "UPDATE stock SET pieces = 49 WHERE item = 'pear'"
+run $south "DELETE FROM stock WHERE item = 'pear'"
+for node in $north $south; do
+	sql "$node" "SELECT tandem.adopt(subscription, 'enabled = on') FROM tandem.subscriptions" >/dev/null
+done
+
+# type and what was done, of each conflict that a node must have met by then
+expect_conflicts()		# expect_conflicts PORT LIST
+{
+	wait_until "$1" "SELECT string_agg(type || ' ' || resolution || ' ' || detection, ', ' ORDER BY id) = '$2' FROM tandem.conflicts" "the conflicts of $(name_of "$1")"
+}
+expect_conflicts $north "update_origin_differs applied certain, delete_origin_differs applied certain"
+expect_conflicts $south "update_origin_differs skipped certain, update_deleted skipped certain"
+
+say "Each has met both changes of the other one, found out what they are, and decided alike:"
+tandem_on $north conflicts
+tandem_on $south conflicts
+tandem_on $south conflicts 1
+for node in $north $south; do
+	show "$node" "SELECT * FROM stock"
+done
+[ "$(checksum $north stock)" = "$(checksum $south stock)" ] || fail "north and south differ"
+[ "$(sql $north 'SELECT * FROM stock')" = "apple|cellar|100" ] || fail "not the last one has won"
+say "Both have the same. What has lost is in the log, with who wrote it and when."
+
+printf '\n%sThe subscription survived its publisher, the publisher came back, and two writers agree.%s\n' "$green$bold" "$plain"
 say "What the dead primary had committed in its last moment without sending it to the standby is"
 say "gone on all sides alike: that is asynchronous physical replication, not ours to change."
