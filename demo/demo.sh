@@ -363,6 +363,7 @@ for node in $north $south; do
 		wal_level = logical
 		track_commit_timestamp = on				# who wrote a row, and when
 		tandem.node_id = '$(name_of "$node")'
+		tandem.detection_timeout = 30s			# was a row deleted? a busy machine has its time
 	END
 	# the newest minor releases have a list of the output plugins that may be used
 	if [ "$(postgres --describe-config | grep -c '^output_plugin_libraries')" = 1 ]; then
@@ -387,17 +388,18 @@ for type in insert_exists update_exists multiple_unique_conflicts insert_deleted
 done
 for pair in "$north $south" "$south $north"; do
 	read -r here there <<< "$pair"
-	sql "$there" "SELECT pg_create_logical_replication_slot('to_$(name_of "$here")', '$plugin')" >/dev/null
+	run "$there" "SELECT pg_create_logical_replication_slot('to_$(name_of "$here")', '$plugin')"
 	sql "$here" "CREATE SUBSCRIPTION from_$(name_of "$there") CONNECTION 'host=$PGHOST port=$there user=postgres dbname=postgres' PUBLICATION stock
 		WITH (${origin}enabled = false, create_slot = false, slot_name = 'to_$(name_of "$here")', copy_data = false)"
+	say "$(name_of "$here")\$ CREATE SUBSCRIPTION from_$(name_of "$there") ... WITH (${origin}enabled = false, create_slot = false, ...)"
+	printf '  %s%s$ tandem adopt from_%s --options="update_origin_differs = last_update_wins, ..., tombstones = on"%s\n' "$dim" "$(name_of "$here")" "$(name_of "$there")" "$plain"
 	tandem adopt "from_$(name_of "$there")" --options="$rules" -p "$here" >/dev/null
 done
 for node in $north $south; do
 	wait_until "$node" "SELECT bool_and(state = 'streaming') FROM tandem.subscriptions" "the nodes to hear of each other"
 	wait_until "$node" "SELECT bool_and(state = 'collecting') FROM tandem.tombstones" "deletes to be collected"
 done
-say "They subscribe to each other, and the last one to write a row wins:"
-printf '  %snorth$ tandem adopt from_south --options="delete_origin_differs = last_update_wins, ..., tombstones = on"%s\n' "$dim" "$plain"
+say "They subscribe to each other, and the last one to write a row wins."
 run $north "INSERT INTO stock VALUES ('apple', 'shelf', 100), ('pear', 'shelf', 50)"
 wait_until $south "SELECT count(*) = 2 FROM stock" "north's rows on south"
 
