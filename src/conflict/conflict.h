@@ -280,6 +280,9 @@ extern void tandem_tombstone_find(Oid root, Relation rel, Oid identity, TupleTab
  */
 extern void tandem_tombstone_leave(Oid root, Relation rel, Oid identity, TupleTableSlot *key);
 
+/* A hash of a key, the same wherever equal keys are; 0 = there can be no tombstones. */
+extern uint64 tandem_tombstone_hash(Oid root, Relation rel, Oid identity, TupleTableSlot *key);
+
 /* Could there be any tombstone of this table?  Cheap; false is certain only of what has been collected. */
 extern bool tandem_tombstone_any(Oid root);
 

@@ -184,6 +184,18 @@ tandem_tombstone_find(Oid root, Relation rel, Oid identity, TupleTableSlot *slot
 		result->verdict = TANDEM_VERDICT_MISSING;
 }
 
+uint64
+tandem_tombstone_hash(Oid root, Relation rel, Oid identity, TupleTableSlot *slot)
+{
+	TandemKey  *key = key_of(rel, root);
+	TandemKeyValues values;
+
+	if (key->unsupported || !has_columns(key, rel, identity))
+		return 0;
+	tandem_key_from_slot(key, slot, &values);
+	return (uint64) tandem_key_hash(key, &values);
+}
+
 void
 tandem_tombstone_leave(Oid root, Relation rel, Oid identity, TupleTableSlot *slot)
 {

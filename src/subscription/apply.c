@@ -279,12 +279,19 @@ void
 tandem_apply_keep_alive(void)
 {
 	static int	changes = 0;
-	static TimestampTz last = 0;
-	TimestampTz now;
 
-	if (++changes % KEEP_ALIVE_CHANGES != 0)
+	if (++changes % KEEP_ALIVE_CHANGES == 0)
+		tandem_apply_still_alive();
+}
+
+void
+tandem_apply_still_alive(void)
+{
+	static TimestampTz last = 0;
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (publisher == NULL)
 		return;
-	now = GetCurrentTimestamp();
 	if (!TimestampDifferenceExceeds(last, now, KEEP_ALIVE_INTERVAL))
 		return;
 	last = now;

@@ -114,4 +114,7 @@ extern void tandem_apply_restart(const char *reason) pg_attribute_noreturn();
  */
 extern void tandem_apply_keep_alive(void);
 
+/* The same, while something is waited for; in other workers nothing. */
+extern void tandem_apply_still_alive(void);
+
 #endif							/* TANDEM_APPLY_H */

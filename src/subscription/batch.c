@@ -30,6 +30,7 @@
 
 #include "common/compat.h"
 #include "subscription/dispatch.h"
+#include "subscription/late.h"
 #include "subscription/resolve.h"
 
 #define BATCH_BYTES (256 * 1024)	/* of messages */
@@ -133,6 +134,7 @@ tandem_batch_flush(void)
 		tandem_writing = (TandemWriting) {target, target->batch[i], 'I'};
 		if (target->relinfo->ri_NumIndices > 0)
 			list_free(TANDEM_INSERT_INDEX_TUPLES(target->relinfo, target->batch[i], target->estate));
+		tandem_late_remember(target, target->batch[i]);
 		ExecClearTuple(target->batch[i]);
 	}
 	tandem_writing.slot = NULL;
@@ -152,6 +154,7 @@ tandem_batch_flush(void)
 	bytes = 0;
 	PopActiveSnapshot();
 	CommandCounterIncrement();
+	tandem_late_check_many();
 }
 
 void

@@ -20,6 +20,7 @@
 #include "common/compat.h"
 #include "conflict/conflict.h"
 #include "subscription/dispatch.h"
+#include "subscription/late.h"
 #include "subscription/modify.h"
 #include "subscription/resolve.h"
 #include "subscription/subscription.h"
@@ -248,6 +249,7 @@ void
 tandem_apply_finish(void)
 {
 	tandem_batch_flush();
+	tandem_late_check();
 	tandem_targets_close();
 	tandem_conflict_flush();
 }
@@ -257,6 +259,7 @@ tandem_apply_abort(void)
 {
 	tandem_writing.slot = NULL;
 	tandem_batch_abort();
+	tandem_late_forget();
 	tandem_targets_abort();
 	tandem_relations_abort();
 	tandem_conflict_forget();

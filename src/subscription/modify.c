@@ -40,6 +40,7 @@
 
 #include "common/compat.h"
 #include "subscription/dispatch.h"
+#include "subscription/late.h"
 #include "subscription/modify.h"
 #include "subscription/resolve.h"
 #include "subscription/waves.h"
@@ -69,6 +70,7 @@ static void
 insert_row(const TandemChange *change, TandemTarget *target, TupleTableSlot *row)
 {
 	tandem_target_check(target, ACL_INSERT);
+	tandem_late_lock(target, row);
 	if (target->careful && target->unique != NIL)
 	{
 		tandem_resolve_insert(change, target, row);
@@ -77,6 +79,7 @@ insert_row(const TandemChange *change, TandemTarget *target, TupleTableSlot *row
 	tandem_writing = (TandemWriting) {target, row, 'I'};
 	ExecSimpleRelationInsert(target->relinfo, target->estate, row);
 	tandem_writing.slot = NULL;
+	tandem_late_remember(target, row);
 }
 
 /* Updates the row in target->found to what is in target->changed. */
@@ -227,6 +230,9 @@ update_leaf(const TandemChange *change)
 	TandemConflict conflict;
 
 	tandem_target_check(change->leaf, ACL_SELECT);
+	/* a change of the key is a delete, too */
+	if (change->old != NULL)
+		tandem_late_lock(change->leaf, change->leaf->search);
 	if (!tandem_target_find(change->leaf))
 	{
 		switch (tandem_resolve_missing(change, &conflict))
@@ -254,6 +260,7 @@ delete_leaf(const TandemChange *change)
 	bool		differs;
 
 	tandem_target_check(leaf, ACL_SELECT);
+	tandem_late_lock(leaf, leaf->search);
 	if (!tandem_target_find(leaf))
 	{
 		(void) tandem_resolve_missing(change, &conflict);
@@ -279,7 +286,8 @@ tandem_modify_insert(TandemTarget *target, LogicalRepTupleData *row, Size size)
 	MemoryContext old = CurrentMemoryContext;
 	TandemChange change = {target, target, 'I', NULL, row};
 
-	if (target->batchable && !target->careful)
+	if (target->batchable && !target->careful &&
+		!(target->late && target->rules->outcomes.outcome[TANDEM_INSERT_DELETED] != TANDEM_OUTCOME_APPLY))
 	{
 		tandem_batch_add(target, row, size);
 		return;
@@ -291,6 +299,28 @@ tandem_modify_insert(TandemTarget *target, LogicalRepTupleData *row, Size size)
 	insert_routed(&change, target->changed);
 	end_change(target, old);
 	tandem_apply_counts.inserts++;
+	tandem_late_check_many();
+}
+
+void
+tandem_modify_undo_insert(TandemTarget *leaf, TupleTableSlot *row)
+{
+	MemoryContext old = CurrentMemoryContext;
+	TandemParty party;
+	int			nkeys = 0;
+	const AttrNumber *keys = tandem_target_keys(leaf, &nkeys);
+
+	begin_change(leaf);
+	ExecStoreAllNullTuple(leaf->search);
+	for (int i = 0; i < nkeys; i++)
+	{
+		leaf->search->tts_values[keys[i] - 1] = row->tts_values[keys[i] - 1];
+		leaf->search->tts_isnull[keys[i] - 1] = row->tts_isnull[keys[i] - 1];
+	}
+	if (tandem_target_find(leaf) && tandem_local_party(leaf->found, &party))
+		delete_row(leaf);
+	ExecClearTuple(leaf->search);
+	end_change(leaf, old);
 }
 
 /* Sets which columns the publisher sent: for triggers on columns, and a hint for indexes. */

@@ -21,6 +21,12 @@ extern void tandem_modify_update(TandemTarget *target, LogicalRepTupleData *old,
 extern void tandem_modify_delete(TandemTarget *target, LogicalRepTupleData *old);
 
 /*
+ * Deletes a row again that this transaction has inserted, or changed since, if it
+ * is still there.  row: of the leaf, its identity columns are set.
+ */
+extern void tandem_modify_undo_insert(TandemTarget *leaf, TupleTableSlot *row);
+
+/*
  * Truncates tables of the publisher, none of which is open.  elsewhere: others of
  * the same TRUNCATE, whose references don't count, since they are emptied at
  * another time.

@@ -47,6 +47,7 @@
 
 #include "common/compat.h"
 #include "subscription/dispatch.h"
+#include "subscription/late.h"
 #include "subscription/resolve.h"
 
 static inline TandemOutcome
@@ -62,7 +63,7 @@ tandem_resolve_prepare(TandemTarget *target, TandemTarget *root)
 
 	target->root = root->relation->localoid;
 	target->rules = root == target ? tandem_table_rules(target->root) : root->rules;
-	target->careful = target->careful_update = false;
+	target->careful = target->careful_update = target->late = false;
 	target->counters = NULL;
 	if (target->routing || target->unique != NIL)
 	{
@@ -70,6 +71,18 @@ tandem_resolve_prepare(TandemTarget *target, TandemTarget *root)
 
 		target->careful = multiple || outcome_of(target, TANDEM_INSERT_EXISTS) != TANDEM_OUTCOME_ERROR;
 		target->careful_update = multiple || outcome_of(target, TANDEM_UPDATE_EXISTS) != TANDEM_OUTCOME_ERROR;
+	}
+
+	if (tandem_conflict_session.tombstones && !target->routing && target->lookup.index)
+		target->late = outcome_of(target, TANDEM_INSERT_DELETED) != TANDEM_OUTCOME_APPLY ||
+			tandem_tombstone_any(target->root);
+	for (int i = 0; root == target && i < TANDEM_CONFLICT_TYPES; i++)
+	{
+		if (outcome_of(target, i) == TANDEM_OUTCOME_LAST_UPDATE_WINS)
+		{
+			tandem_clock_wait();
+			break;
+		}
 	}
 
 	/* a partition may have its columns in another order */
@@ -123,9 +136,8 @@ not_sent(const TandemChange *change)
 	return columns;
 }
 
-/* Outcome "error": recorded when the transaction has been rolled back. */
-static void pg_attribute_noreturn()
-refuse(TandemConflict *conflict)
+void
+tandem_resolve_refuse(TandemConflict *conflict)
 {
 	bool		unique = conflict->type == TANDEM_INSERT_EXISTS || conflict->type == TANDEM_UPDATE_EXISTS ||
 		conflict->type == TANDEM_MULTIPLE_UNIQUE_CONFLICTS;
@@ -177,7 +189,7 @@ tandem_resolve_found(const TandemChange *change, TandemConflict *conflict, bool 
 	switch (outcome)
 	{
 		case TANDEM_OUTCOME_ERROR:
-			refuse(conflict);
+			tandem_resolve_refuse(conflict);
 			break;
 		case TANDEM_OUTCOME_SKIP:
 			wins = false;
@@ -279,7 +291,7 @@ beats_rivals(const TandemChange *change, TandemTarget *leaf, int n, TupleTableSl
 	switch (conflict->configured)
 	{
 		case TANDEM_OUTCOME_ERROR:
-			refuse(conflict);
+			tandem_resolve_refuse(conflict);
 			break;
 		case TANDEM_OUTCOME_SKIP:
 			wins = false;
@@ -387,7 +399,10 @@ tandem_resolve_insert(const TandemChange *change, TandemTarget *leaf, TupleTable
 		if (n == 0)
 		{
 			if (tandem_unique_insert(leaf, leaf->unique, row))
+			{
+				tandem_late_remember(leaf, row);
 				break;
+			}
 			continue;			/* somebody was faster */
 		}
 		if (!beats_rivals(change, leaf, n, row, &conflict))
@@ -530,7 +545,7 @@ delete_missing(const TandemChange *change, TandemConflict *conflict)
 	tandem_conflict_init(conflict, change, TANDEM_DELETE_MISSING);
 	conflict->key = leaf->search;
 	if (conflict->configured == TANDEM_OUTCOME_ERROR)
-		refuse(conflict);
+		tandem_resolve_refuse(conflict);
 	if (tandem_conflict_session.tombstones)
 		tandem_tombstone_leave(leaf->root, leaf->rel,
 							   leaf->lookup.index ? leaf->map->identity : InvalidOid, leaf->search);
@@ -568,10 +583,12 @@ tandem_resolve_missing(const TandemChange *change, TandemConflict *conflict)
 	key_changes = outcome_of(leaf, TANDEM_UPDATE_ORIGIN_DIFFERS) == TANDEM_OUTCOME_LAST_UPDATE_WINS &&
 		tandem_resolve_key_changes(change);
 	if (conflict->configured == TANDEM_OUTCOME_ERROR && !key_changes)
-		refuse(conflict);
+		tandem_resolve_refuse(conflict);
 	insert = key_changes || conflict->configured == TANDEM_OUTCOME_INSERT_OR_SKIP ||
 		(conflict->configured == TANDEM_OUTCOME_LAST_UPDATE_WINS &&
 		 tandem_remote_wins(&stone.deleter, &conflict->reason));
+	if (key_changes)
+		conflict->reason = "the update changes the key: it counts as a delete of the old row and an insert of the new one";
 	if (key_changes && tandem_conflict_session.tombstones)
 		tandem_tombstone_leave(leaf->root, leaf->rel, leaf->map->identity, leaf->search);
 	if (insert && !tandem_resolve_sent(change, change->root->changed))

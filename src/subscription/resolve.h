@@ -9,6 +9,7 @@
 #ifndef TANDEM_RESOLVE_H
 #define TANDEM_RESOLVE_H
 
+#include "common/compat.h"
 #include "conflict/conflict.h"
 #include "subscription/target.h"
 
@@ -73,6 +74,9 @@ extern void tandem_resolve_counters(const TandemChange *change, bool wins);
 /* Fills in what a change is about. */
 extern void tandem_conflict_init(TandemConflict *conflict, const TandemChange *change,
 								 TandemConflictType type);
+
+/* Outcome "error": recorded when the transaction has been rolled back. */
+extern void tandem_resolve_refuse(TandemConflict *conflict) pg_attribute_noreturn();
 
 /* ---- unique.c ---- */
 

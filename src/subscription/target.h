@@ -66,6 +66,7 @@ typedef struct TandemTarget
 	Bitmapset  *counters;		/* attribute numbers */
 	bool		careful;		/* an insert resolves violations of unique indexes */
 	bool		careful_update; /* so does an update */
+	bool		late;			/* an inserted row may have been deleted meanwhile: late.c */
 	List	   *unique;			/* OIDs of the indexes that are covered */
 	int			nrivals;
 	TupleTableSlot **rivals;	/* rows found by them; empty between two changes */

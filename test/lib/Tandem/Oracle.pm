@@ -12,6 +12,14 @@
 # Tandem::Oracle::tables() is the SQL for Tandem::Mesh, with a procedure work()
 # that writes at random; the publication is publication().
 #
+# Of each stored conflict is checked that
+# - the remote change was made by that node, at that time, to that key;
+# - whoever is said to have written the row here, or to have deleted it, did so;
+# - under last_update_wins the later of the two has won;
+# - "missing" is said of no row that had been deleted here, unless whoever sent the
+#   change knew of the deletion; "unknown" only within a window, or where the
+#   tombstones couldn't be asked in time.
+#
 # Only one node's statements are compared by that node's clock; what two nodes
 # did is compared as the rule does, by commit time and then node.
 package Tandem::Oracle;
@@ -44,7 +52,7 @@ sub tables
 	ALTER TABLE t ENABLE ALWAYS TRIGGER record;
 	} . q{
 	-- "count" statements at random on "keys" keys, in transactions of one to four
-	CREATE PROCEDURE work(node text, seed float8, count int, keys int) LANGUAGE plpgsql AS $$
+	CREATE PROCEDURE work(node text, seed float8, count int, keys int, deletes bool DEFAULT true) LANGUAGE plpgsql AS $$
 		DECLARE
 			dice float8;
 			k int;
@@ -52,7 +60,7 @@ sub tables
 		BEGIN
 			PERFORM setseed(seed);
 			FOR i IN 1 .. count LOOP
-				dice := random();
+				dice := random() * CASE WHEN deletes THEN 1 ELSE 0.65 END;
 				k := 1 + floor(random() * keys);
 				BEGIN
 					IF dice < 0.35 THEN
@@ -185,6 +193,113 @@ sub wrong_rows
 		next if ($rows->{$id} // '') eq ($here{$id} // '');
 		push @wrong, 'on ' . $node->name . " row $id is " . ($here{$id} // 'not there') . ', not '
 		  . ($rows->{$id} // 'missing') . "\n" . $self->story($id);
+	}
+	return @wrong;
+}
+
+# ---- Conflicts --------------------------------------------------------------
+
+# Time between a statement and its commit, or the moment it is seen, at most; s.
+my $margin = 2;
+
+# Was this done to a key at this time?  "gone": it was deleted, or got another key.
+sub _done
+{
+	my ($self, $node, $time, $id, $gone) = @_;
+	$self->{done} //= $self->_index;
+	return $self->{done}{ join ' ', $node, sprintf('%.6f', $time), $id, $gone ? 1 : 0 };
+}
+
+sub _index
+{
+	my ($self) = @_;
+	my %done;
+	for my $event (map { @$_ } values %{ $self->{own} })
+	{
+		for my $effect (effects($event))
+		{
+			$done{ join ' ', $event->{node}, sprintf('%.6f', $event->{time}), $effect->[0], defined $effect->[1] ? 0 : 1 } = $event;
+		}
+	}
+	return \%done;
+}
+
+# Deletions of a key that this node had committed when it met the conflict, and
+# the author of the change had not heard of when it made it.
+sub _unheard_deletion
+{
+	my ($self, $name, $conflict) = @_;
+	my $author = $conflict->{remote_node};
+
+	for my $event (@{ $self->{own}{$name} // [] }, @{ $self->{seen}{$name} // [] })
+	{
+		next unless grep { $_->[0] eq $conflict->{id} && !defined $_->[1] } effects($event);
+		next if $event->{at} > $conflict->{time} - $margin;
+		return $event if $event->{time} > $conflict->{remote_time};
+		next if $event->{node} eq $author;
+		# by the author's clock
+		my ($heard) = grep { $_->{time} == $event->{time} && $_->{node} eq $event->{node} && $_->{old_id} eq $event->{old_id} }
+		  @{ $self->{seen}{$author} // [] };
+		return $event if $heard && $heard->{at} - $margin > $conflict->{remote_time};
+	}
+	return;
+}
+
+# { type => number }, and descriptions of those that are wrong.
+sub conflicts
+{
+	my ($self, $node) = @_;
+	my $name = $node->name;
+	my (%count, @wrong);
+
+	for my $line (split /\n/, $node->query(q{
+		SELECT c.id, extract(epoch FROM c."time"), c.type, c.operation, c.outcome, c.resolution, c.detection,
+			coalesce(c.reason, ''), coalesce(substr(s.subname, 6), c.local_origin, ''),
+			coalesce(extract(epoch FROM c.local_time)::text, ''), c.remote_node, extract(epoch FROM c.remote_time),
+			coalesce(c.key->>'id', c.local_row->>'id', c.remote_row->>'id', ''), coalesce(c.remote_row->>'id', '')
+		FROM tandem.conflicts c LEFT JOIN pg_subscription s ON c.local_origin IN (s.subname, 'pg_' || s.oid)
+		WHERE c."table" = 't' ORDER BY c.id}))
+	{
+		my %c;
+		@c{qw(number time type operation outcome resolution detection reason local_node local_time remote_node remote_time id new_id)} =
+		  split /\|/, $line, -1;
+		$c{local_node} = $name if $c{local_node} eq 'local';
+		$count{ $c{type} . ($c{detection} eq 'certain' ? '' : " $c{detection}") }++;
+		push @wrong, map { "on $name: $_: $line\n" . $self->story($c{id}) } $self->_judge($name, \%c);
+	}
+	return (\%count, @wrong);
+}
+
+# What is wrong with a conflict.
+sub _judge
+{
+	my ($self, $name, $c) = @_;
+	my $deleted = $c->{type} =~ /deleted$/;
+	my $id = $c->{type} eq 'update_exists' && $c->{new_id} ne '' ? $c->{new_id} : $c->{id};
+	my @wrong;
+
+	return "no key" if $id eq '';
+	push @wrong, "$c->{remote_node} did no such thing"
+	  unless grep { $self->_done($c->{remote_node}, $c->{remote_time}, $id, $_) } 0, 1;
+	if ($c->{local_time} ne '')
+	{
+		push @wrong, "$c->{local_node} has not " . ($deleted ? 'deleted' : 'written') . ' it'
+		  unless $self->_done($c->{local_node}, $c->{local_time}, $id, $deleted);
+		my $remote_wins = ($c->{remote_time} <=> $c->{local_time} || $c->{remote_node} cmp $c->{local_node}) >= 0;
+		push @wrong, 'the wrong one has won'
+		  # a row with a new key isn't the one that was deleted
+		  if !($deleted && $c->{operation} eq 'update' && $c->{new_id} ne $c->{id}) &&
+		  $c->{outcome} eq 'last_update_wins' && $c->{resolution} ne 'error' &&
+		  $remote_wins != ($c->{resolution} ne 'skipped');
+	}
+	elsif ($deleted || $c->{type} =~ /origin_differs$/)
+	{
+		push @wrong, 'nobody is said to have done it';
+	}
+	if ($c->{type} eq 'update_missing' && $c->{detection} eq 'certain')
+	{
+		my $deletion = $self->_unheard_deletion($name, $c);
+		push @wrong, 'it was deleted: ' . _line($deletion) if $deletion;
 	}
 	return @wrong;
 }
