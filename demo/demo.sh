@@ -2,16 +2,17 @@
 # The two-minute story: a primary dies in the middle of pgbench traffic, its
 # standby takes over, and a built-in subscription goes on there without losing
 # or doubling a row.  The dead primary comes back as a standby, and takes over
-# again; the subscription goes on.  A second subscriber joins, its tables
-# copied by pg_tandem.  At last two nodes write to one table, and agree.  Called by "make demo", which puts the
-# servers' programs in PATH and names a folder in TESTDIR; exit status 0 only if
-# all of it is true.
+# again; the subscription goes on.  A second subscriber joins, its tables copied
+# by pg_tandem.  At last two nodes write to the same rows, and agree.  Called by
+# "make demo", which puts the servers' programs in PATH and names a folder in
+# TESTDIR; exit status 0 only if all of it is true.
 set -euo pipefail
 
 folder=${TESTDIR:?called by make demo}/demo
 mkdir -p "$folder/sockets"
 export PGHOST=$folder/sockets PGUSER=postgres PGDATABASE=postgres
-primary=54321 standby=54322 subscriber=54323 newcomer=54324 north=54325 south=54326	# sockets only, no TCP port is used
+# sockets only, no TCP port is used
+primary=54321 standby=54322 subscriber=54323 newcomer=54324 north=54325 south=54326
 tables="pgbench_accounts pgbench_branches pgbench_tellers pgbench_history"
 load_pid=
 
@@ -134,6 +135,21 @@ wait_more()				# wait_more PORT ROWS
 	local rows
 	rows=$(sql "$1" "SELECT count(*) FROM pgbench_history")
 	wait_until "$subscriber" "SELECT count(*) > $rows + $2 FROM pgbench_history" "new rows on the subscriber"
+}
+
+# Runs "tandem" against a server, shows what it prints.
+tandem_on()				# tandem_on PORT COMMAND [ARGUMENT...]
+{
+	local port=$1
+	shift
+	printf '  %s%s$ tandem %s%s\n' "$dim" "$(name_of "$port")" "$*" "$plain"
+	tandem "$@" -p "$port" | sed 's/^/    /'
+}
+
+run()					# run PORT STATEMENT: shows it, too
+{
+	printf '  %s%s$ %s%s\n' "$dim" "$(name_of "$1")" "$2" "$plain"
+	sql "$1" "$2" >/dev/null
 }
 
 clean_up()
@@ -335,88 +351,90 @@ echo
 say "history rows lost: $lost, doubled: $doubled, known to the subscriber only: $extra"
 [ "$lost-$doubled-$extra-$wrong" = 0-0-0-0 ] || fail "the four servers differ"
 
-chapter "11. Two nodes, and both write"
+chapter "11. Two new nodes, which both write"
 
-# those of before aren't needed any more
 for server in standby subscriber newcomer primary; do
-	pg_ctl -s -m immediate -D "$folder/$server" stop
+	pg_ctl -s -m immediate -D "$folder/$server" stop	# they have played their part
 done
-
-# what makes two nodes agree: the last one to write a row wins
-rules=""
-for type in insert_exists update_origin_differs update_exists update_deleted delete_origin_differs insert_deleted; do
-	rules="$rules $type = last_update_wins,"
-done
-rules="$rules update_missing = insert_or_skip, tombstones = on"
-
-found_on()				# found_on PORT TYPE: has this conflict been met there?
-{
-	wait_until "$1" "SELECT count(*) > 0 FROM tandem.conflicts WHERE type = '$2'" "a conflict of type $2"
-}
-
 for node in $north $south; do
-	initdb -D "$folder/$(name_of $node)" -U postgres -A trust >/dev/null
-	configure $node <<-END
+	initdb -D "$folder/$(name_of "$node")" -U postgres -A trust >/dev/null
+	configure "$node" <<-END
 		shared_preload_libraries = 'pg_tandem'
 		wal_level = logical
 		track_commit_timestamp = on				# who wrote a row, and when
-		tandem.node_id = '$(name_of $node)'
+		tandem.node_id = '$(name_of "$node")'
+		tandem.detection_timeout = 30s			# was a row deleted? a busy machine has its time
 	END
-	# the latest minor releases have a list of output plugins
-	[ "$(postgres --describe-config | grep -c '^output_plugin_libraries')" = 0 ] ||
-		echo "output_plugin_libraries = 'pgoutput, test_decoding, pg_tandem_output'" >> "$folder/$(name_of $node)/postgresql.conf"
-	start $node
-	sql $node "CREATE EXTENSION pg_tandem"
-	sql $node "CREATE TABLE stock (item text PRIMARY KEY, place text, pieces int)"
-	sql $node "CREATE PUBLICATION stock FOR TABLE stock"
+	# the newest minor releases have a list of the output plugins that may be used
+	if [ "$(postgres --describe-config | grep -c '^output_plugin_libraries')" = 1 ]; then
+		configure "$node" <<-END
+			output_plugin_libraries = 'pgoutput, test_decoding, pg_tandem_output'
+		END
+	fi
+	start "$node"
+	sql "$node" "CREATE EXTENSION pg_tandem"
+	sql "$node" "CREATE TABLE stock (item text PRIMARY KEY, place text, pieces int)"
+	sql "$node" "CREATE PUBLICATION stock FOR TABLE stock"
 done
-version=$(sql $north "SHOW server_version_num")
-plugin=pgoutput
-origin="origin = none, "
-[ "$version" -ge 160000 ] || { plugin=pg_tandem_output; origin=""; }
+
+# what came from the other node isn't sent back: 16 has an option for that
+plugin=pgoutput origin="origin = none, "
+if [ "$(sql $north "SHOW server_version_num")" -lt 160000 ]; then
+	plugin=pg_tandem_output origin=""
+fi
+rules="update_missing = insert_or_skip, tombstones = on"
+for type in insert_exists update_exists multiple_unique_conflicts insert_deleted update_deleted update_origin_differs delete_origin_differs; do
+	rules="$type = last_update_wins, $rules"
+done
 for pair in "$north $south" "$south $north"; do
-	# here subscribes to there; what came from here is not sent back
 	read -r here there <<< "$pair"
-	sql "$there" "SELECT pg_create_logical_replication_slot('to_$(name_of "$here")', '$plugin')" >/dev/null
-	sql "$here" "CREATE SUBSCRIPTION from_$(name_of "$there") CONNECTION 'host=$PGHOST port=$there user=postgres dbname=postgres' PUBLICATION stock WITH (${origin}enabled = false, create_slot = false, copy_data = false, slot_name = 'to_$(name_of "$here")')"
-	sql "$here" "SELECT tandem.adopt('from_$(name_of "$there")', '$rules')"  >/dev/null
-done
-say "north and south subscribe to each other; the last one to write a row wins."
-
-sql $north "INSERT INTO stock VALUES ('apple', 'shelf 1', 100), ('pear', 'shelf 2', 50)"
-wait_until $south "SELECT count(*) = 2 FROM stock" "rows of north on south"
-
-# both write before they hear of each other
-for node in $north $south; do
-	sql $node "SELECT tandem.adopt(subscription, 'enabled = off') FROM tandem.subscriptions"
-done >/dev/null
-say "For a moment they don't hear of each other."
-for statement in \
-	"$north UPDATE stock SET pieces = 90 WHERE item = 'apple'" \
-	"$south UPDATE stock SET place = 'cellar' WHERE item = 'apple'" \
-	"$north UPDATE stock SET pieces = 49 WHERE item = 'pear'" \
-	"$south DELETE FROM stock WHERE item = 'pear'"
-do
-	say "$(name_of "${statement%% *}")\$ ${statement#* }"
-	sql "${statement%% *}" "${statement#* }"
+	run "$there" "SELECT pg_create_logical_replication_slot('to_$(name_of "$here")', '$plugin')"
+	sql "$here" "CREATE SUBSCRIPTION from_$(name_of "$there") CONNECTION 'host=$PGHOST port=$there user=postgres dbname=postgres' PUBLICATION stock
+		WITH (${origin}enabled = false, create_slot = false, slot_name = 'to_$(name_of "$here")', copy_data = false)"
+	say "$(name_of "$here")\$ CREATE SUBSCRIPTION from_$(name_of "$there") ... WITH (${origin}enabled = false, create_slot = false, ...)"
+	printf '  %s%s$ tandem adopt from_%s --options="update_origin_differs = last_update_wins, ..., tombstones = on"%s\n' "$dim" "$(name_of "$here")" "$(name_of "$there")" "$plain"
+	tandem adopt "from_$(name_of "$there")" --options="$rules" -p "$here" >/dev/null
 done
 for node in $north $south; do
-	sql $node "SELECT tandem.adopt(subscription, 'enabled = on') FROM tandem.subscriptions"
-done >/dev/null
-found_on $north update_origin_differs
-found_on $north delete_origin_differs
-found_on $south update_origin_differs
-found_on $south update_deleted
-
-for node in $north $south; do
-	printf '  %s%s$ tandem conflicts%s\n' "$dim" "$(name_of $node)" "$plain"
-	tandem conflicts -p $node | sed 's/^/    /'
+	wait_until "$node" "SELECT bool_and(state = 'streaming') FROM tandem.subscriptions" "the nodes to hear of each other"
+	wait_until "$node" "SELECT bool_and(state = 'collecting') FROM tandem.tombstones" "deletes to be collected"
 done
-show $north "SELECT * FROM stock"
-show $south "SELECT * FROM stock"
+say "They subscribe to each other, and the last one to write a row wins."
+run $north "INSERT INTO stock VALUES ('apple', 'shelf', 100), ('pear', 'shelf', 50)"
+wait_until $south "SELECT count(*) = 2 FROM stock" "north's rows on south"
+
+say "Both write to both rows before they hear of each other:"
+for node in $north $south; do
+	sql "$node" "SELECT tandem.adopt(subscription, 'enabled = off') FROM tandem.subscriptions" >/dev/null
+	wait_until "$node" "SELECT bool_and(state = 'paused' AND pid IS NULL) FROM tandem.subscriptions" "the pause"
+done
+run $north "UPDATE stock SET pieces = 90 WHERE item = 'apple'"
+run $south "UPDATE stock SET place = 'cellar' WHERE item = 'apple'"
+run $north "UPDATE stock SET pieces = 49 WHERE item = 'pear'"
+run $south "DELETE FROM stock WHERE item = 'pear'"
+for node in $north $south; do
+	sql "$node" "SELECT tandem.adopt(subscription, 'enabled = on') FROM tandem.subscriptions" >/dev/null
+done
+
+# type and what was done, of each conflict that a node must have met by then
+expect_conflicts()		# expect_conflicts PORT LIST
+{
+	wait_until "$1" "SELECT string_agg(type || ' ' || resolution || ' ' || detection, ', ' ORDER BY id) = '$2' FROM tandem.conflicts" "the conflicts of $(name_of "$1")"
+}
+expect_conflicts $north "update_origin_differs applied certain, delete_origin_differs applied certain"
+expect_conflicts $south "update_origin_differs skipped certain, update_deleted skipped certain"
+
+say "Each has met both changes of the other one, found out what they are, and decided alike:"
+tandem_on $north conflicts
+tandem_on $south conflicts
+tandem_on $south conflicts 1
+for node in $north $south; do
+	show "$node" "SELECT * FROM stock"
+done
 [ "$(checksum $north stock)" = "$(checksum $south stock)" ] || fail "north and south differ"
-say "Nothing was lost without a word, and both have the same."
+[ "$(sql $north 'SELECT * FROM stock')" = "apple|cellar|100" ] || fail "not the last one has won"
+say "Both have the same. What has lost is in the log, with who wrote it and when."
 
-printf '\n%sThe subscription survived its publisher, the publisher came back, and two nodes that both write agree.%s\n' "$green$bold" "$plain"
+printf '\n%sThe subscription survived its publisher, the publisher came back, and two writers agree.%s\n' "$green$bold" "$plain"
 say "What the dead primary had committed in its last moment without sending it to the standby is"
 say "gone on all sides alike: that is asynchronous physical replication, not ours to change."
