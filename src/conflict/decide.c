@@ -71,7 +71,7 @@ tandem_remote_wins(const TandemParty *local, const char **reason)
 	}
 	if (local->time != session->time)
 	{
-		*reason = session->time > local->time ? "the remote change is later" : "the row here is later";
+		*reason = session->time > local->time ? "the remote change is later" : "the local change is later";
 		return session->time > local->time;
 	}
 
