@@ -3,9 +3,10 @@
  * store.c
  *	  The store of tombstones: writing and reading its relations.
  *
- * What they are for is in store.h.  The collector writes entries many at a time
- * and without any word in the logical log: nobody decodes them, the collector
- * itself passes them by.
+ * What they are for is in store.h.  The collector writes entries many at a time.
+ * They are in the logical log, since the server can't write many at a time without
+ * it; but no publication has a relation of this kind, and the collector itself
+ * passes them by.
  *
  * Readers take a fresh snapshot first and AccessShareLock on one relation of the
  * ring after the other, each only while they look.  An epoch that is dropped in
@@ -441,7 +442,7 @@ flush_slots(Writer *writer)
 {
 	if (writer->nslots == 0)
 		return;
-	heap_multi_insert(writer->rel, writer->slots, writer->nslots, writer->cid, HEAP_INSERT_NO_LOGICAL,
+	heap_multi_insert(writer->rel, writer->slots, writer->nslots, writer->cid, 0,
 					  writer->bistate);
 	for (int i = 0; i < writer->nslots; i++)
 	{

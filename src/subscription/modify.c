@@ -71,7 +71,7 @@ insert_row(const TandemChange *change, TandemTarget *target, TupleTableSlot *row
 {
 	tandem_target_check(target, ACL_INSERT);
 	tandem_late_lock(target, row);
-	if (target->careful && target->unique != NIL)
+	if ((target->careful || (change->operation == 'U' && target->careful_update)) && target->unique != NIL)
 	{
 		tandem_resolve_insert(change, target, row);
 		return;

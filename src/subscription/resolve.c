@@ -56,6 +56,18 @@ outcome_of(const TandemTarget *target, TandemConflictType type)
 	return target->rules->outcomes.outcome[type];
 }
 
+/* Where the last update wins, equal commit times have to be told apart. */
+static void
+check_nodes(void)
+{
+	if (strcmp(tandem_conflict_session.node, tandem_own_node()) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("publisher and subscriber have the same node identifier \"%s\", so which update is the last one can't be told",
+						tandem_conflict_session.node),
+				 errhint("Set tandem.node_id to different values on both; for a publisher without this library use option node_id of tandem.adopt().")));
+}
+
 void
 tandem_resolve_prepare(TandemTarget *target, TandemTarget *root)
 {
@@ -80,6 +92,7 @@ tandem_resolve_prepare(TandemTarget *target, TandemTarget *root)
 	{
 		if (outcome_of(target, i) == TANDEM_OUTCOME_LAST_UPDATE_WINS)
 		{
+			check_nodes();
 			tandem_clock_wait();
 			break;
 		}

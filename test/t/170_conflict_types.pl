@@ -170,4 +170,13 @@ meets('new key, taken here earlier', %key, here => q{INSERT INTO t VALUES (2, 20
 meets('new key, taken here later', %key, here => q{INSERT INTO t VALUES (2, 20, 'here')}, order => 'there first', options => $lww, rows => '2,20,here', says => 'update_exists');
 meets('new key, old row is gone', %key, here => q{DELETE FROM t}, options => $lww, rows => '2,10,there', says => 'update_missing');
 
+# a row that moves to another partition: that is an update, too
+$subscriber->query(q{SELECT tandem.adopt('sub', 'update_exists = skip, insert_exists = error, update_origin_differs = apply')});
+$publisher->query(q{INSERT INTO p VALUES (1, 1, 'a'), (2, 1, 'b')});
+caught_up();
+$subscriber->query(q{INSERT INTO p VALUES (1, 2, 'here')});
+$publisher->query(q{UPDATE p SET k = 2 WHERE id = 1; UPDATE p SET k = 2, a = 'moved' WHERE id = 2});
+caught_up();
+is($subscriber->query('SELECT id, k, a FROM p ORDER BY id'), "1|2|here\n2|2|moved", 'a moved row meets another: update_exists');
+
 done_testing();

@@ -62,6 +62,20 @@ refused(q{SELECT tandem.set_delta('sub', 't', 'n', true)}, qr/its replica identi
 $subscriber->query('CREATE ROLE stranger');
 like($subscriber->query_error(q{SET ROLE stranger; SELECT tandem.set_conflict('sub', 't', 'update_missing', 'error')}), qr/permission denied/, 'not by anybody');
 
+# two nodes that can't be told apart
+my $node_id = $subscriber->query('SELECT system_identifier FROM pg_control_system()');
+$subscriber->query(qq{SELECT tandem.adopt('sub', 'node_id = $node_id, update_origin_differs = last_update_wins')});
+$publisher->query(q{INSERT INTO other VALUES (0, 'x')});
+poll_for(sub { $subscriber->query('SELECT last_error FROM tandem.subscriptions') =~ /same node identifier "$node_id".*tandem\.node_id/ }, 'equal node identifiers to be refused');
+$subscriber->query(q{SELECT tandem.adopt('sub', 'node_id = there, update_origin_differs = apply')});
+caught_up();
+is($subscriber->query('SELECT count(*) FROM other'), '1', 'with another one it goes on');
+
+# prepared transactions have no commit time
+$subscriber->query(q{CREATE SUBSCRIPTION two CONNECTION 'host=/nowhere' PUBLICATION pub WITH (connect = false, two_phase = true, slot_name = 'two')});
+refused(q{SELECT tandem.adopt('two', 'insert_exists = last_update_wins')}, qr/last_update_wins can't be used for subscription "two": it has two_phase/, qr/HINT: .*without two_phase/, 'last_update_wins with two_phase');
+$subscriber->query(q{ALTER SUBSCRIPTION two SET (slot_name = NONE); DROP SUBSCRIPTION two});
+
 # ---- For one table, without a restart --------------------------------------------
 
 my $pid = $subscriber->query('SELECT pid FROM tandem.subscriptions');
