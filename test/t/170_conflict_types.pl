@@ -170,13 +170,19 @@ meets('new key, taken here earlier', %key, here => q{INSERT INTO t VALUES (2, 20
 meets('new key, taken here later', %key, here => q{INSERT INTO t VALUES (2, 20, 'here')}, order => 'there first', options => $lww, rows => '2,20,here', says => 'update_exists');
 meets('new key, old row is gone', %key, here => q{DELETE FROM t}, options => $lww, rows => '2,10,there', says => 'update_missing');
 
-# a row that moves to another partition: that is an update, too
+# a row that moves to another partition, which only this side has: that is an update, too
+$publisher->query('CREATE TABLE q (id int, k int, a text, PRIMARY KEY (id, k))');
+$subscriber->query(q{CREATE TABLE q (id int, k int, a text, PRIMARY KEY (id, k)) PARTITION BY LIST (k);
+	CREATE TABLE q1 PARTITION OF q FOR VALUES IN (1);
+	CREATE TABLE q2 (a text, k int NOT NULL, id int NOT NULL);
+	ALTER TABLE q ATTACH PARTITION q2 FOR VALUES IN (2);
+	ALTER SUBSCRIPTION sub REFRESH PUBLICATION WITH (copy_data = false)});
 $subscriber->query(q{SELECT tandem.adopt('sub', 'update_exists = skip, insert_exists = error, update_origin_differs = apply')});
-$publisher->query(q{INSERT INTO p VALUES (1, 1, 'a'), (2, 1, 'b')});
+$publisher->query(q{INSERT INTO q VALUES (1, 1, 'a'), (2, 1, 'b')});
 caught_up();
-$subscriber->query(q{INSERT INTO p VALUES (1, 2, 'here')});
-$publisher->query(q{UPDATE p SET k = 2 WHERE id = 1; UPDATE p SET k = 2, a = 'moved' WHERE id = 2});
+$subscriber->query(q{INSERT INTO q VALUES (1, 2, 'here')});
+$publisher->query(q{UPDATE q SET k = 2 WHERE id = 1; UPDATE q SET k = 2, a = 'moved' WHERE id = 2});
 caught_up();
-is($subscriber->query('SELECT id, k, a FROM p ORDER BY id'), "1|2|here\n2|2|moved", 'a moved row meets another: update_exists');
+is($subscriber->query('SELECT id, k, a FROM q ORDER BY id'), "1|2|here\n2|2|moved", 'a moved row meets another: update_exists');
 
 done_testing();
