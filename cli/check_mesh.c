@@ -25,9 +25,9 @@ check_allowed(Diagnosis *d, Node *publisher, PGconn *conn, const Subscription *s
 {
 	const char *error;
 	PGresult   *res = conn_query(conn, node_timeout_ms(),
-							   screen_printf("SELECT pg_catalog.current_setting('output_plugin_libraries', true) AS libraries,"
+							   screen_printf("SELECT (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'output_plugin_libraries') AS libraries,"
 											 " NOT %s = ANY (pg_catalog.regexp_split_to_array("
-											 "pg_catalog.current_setting('output_plugin_libraries', true), '[[:space:]\",]+')) AS refused",
+											 "(SELECT setting FROM pg_catalog.pg_settings WHERE name = 'output_plugin_libraries'), '[[:space:]\",]+')) AS refused",
 											 quote_literal(plugin)),
 							   &error, NULL);
 	const char *libraries = field(res, 0, "libraries");

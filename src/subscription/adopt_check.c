@@ -85,8 +85,9 @@ ask(WalReceiverConn *conn, const Subscription *sub, Answer *answer)
 											 " (SELECT string_agg(pg_catalog.format('\"%%s\"', w.name), ', ' ORDER BY w.name)"
 											 " FROM (VALUES %s) w (name) WHERE NOT EXISTS"
 											 " (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = w.name)),"
+											 /* not every role may see it, and then it isn't there */
 											 " coalesce(s.plugin::text = ANY (pg_catalog.regexp_split_to_array("
-											 "pg_catalog.current_setting('output_plugin_libraries', true), '[\\s\",]+')), true)"
+											 "(SELECT setting FROM pg_catalog.pg_settings WHERE name = 'output_plugin_libraries'), '[\\s\",]+')), true)"
 											 " FROM (VALUES (%s)) w (slot_name)"
 											 " LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = w.slot_name",
 											 names.data, quote_literal_cstr(sub->slotname)),
