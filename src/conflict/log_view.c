@@ -21,6 +21,7 @@
 #include "catalog/namespace.h"
 #include "catalog/partition.h"
 #include "catalog/pg_authid.h"
+#include "catalog/pg_namespace.h"
 #include "catalog/pg_subscription.h"
 #include "fmgr.h"
 #include "funcapi.h"

@@ -20,6 +20,7 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 
+#include "common/compat.h"
 #include "common/remote.h"
 
 /* ---- What must be known of subscriptions ------------------------------------- */
