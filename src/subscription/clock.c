@@ -10,7 +10,8 @@
  * passed the time at which it was committed.
  *
  * Clocks that differ by more than MOST are wrong, and nobody is helped by waiting
- * for them: the change is applied, and that is said once in a while.
+ * for them: the change is applied, which tandem.subscriptions shows as long as it
+ * is so, and the log says once in a while.
  *
  * Called by resolve.c when a table is opened.
  *
@@ -67,6 +68,7 @@ void
 tandem_clock_wait(void)
 {
 	static TimestampTz passed = 0;	/* our clock was beyond it, once */
+	static bool too_far = false;	/* the view says that we don't wait */
 	TimestampTz time = tandem_conflict_session.time;
 	bool		shown = false;
 
@@ -79,11 +81,18 @@ tandem_clock_wait(void)
 		char		reason[128];
 
 		if (now > time)
+		{
+			shown = shown || too_far;
+			too_far = false;
 			break;
+		}
 		ms = (long) ((time - now) / 1000) + 1;
 		if (ms > MOST)
 		{
 			complain(ms);
+			snprintf(reason, sizeof(reason), "the publisher's clock is %ld s ahead of this server's: too far to wait, so nodes may come to differ", ms / 1000);
+			show(reason);
+			too_far = true;
 			break;
 		}
 		if (!shown && ms > NAP)

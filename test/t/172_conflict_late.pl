@@ -165,5 +165,11 @@ my $mark = $node->log_mark;
 $publisher->query(q{INSERT INTO t VALUES (41, 'a')});
 caught_up();
 like($node->log_since($mark), qr/publisher's clock is \d+ s ahead of this server's, changes are applied without waiting/, 'an hour is not waited for, but said');
+like($node->query(q{SELECT reason FROM tandem.subscriptions}), qr/too far to wait, so nodes may come to differ/, 'and shown');
+$node->append_conf('postgresql.conf', "tandem.debug_clock_offset = 0\n");
+$node->reload;
+$publisher->query(q{INSERT INTO t VALUES (42, 'a')});
+caught_up();
+is($node->query(q{SELECT reason IS NULL FROM tandem.subscriptions}), 't', 'until the clocks agree again');
 
 done_testing();
